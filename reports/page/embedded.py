@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from keyedopt.conformance.results.untrusted import clean, one_line
-from keyedopt.conformance.results.verdict import FAILING, SEVERITY
+from keyedopt.conformance.results.verdict import FAILING, SHOWN
 from keyedopt.reports.changes import WORDS, Run, verdict_changes
 from keyedopt.reports.diff import GROWN_TIMES, GROWN_ULP, only
 from keyedopt.reports.page.figures import Look
@@ -26,8 +26,8 @@ DETAIL = ((6, 600), (4, 300), (2, 200), (1, 160), (1, 60))
 RECORD = 700
 #: The largest number of characters of JSON for all failing cases.
 ROOM = 1_300_000
-#: Outcomes of the cases that are shown.
-SHOWN = (*FAILING, "unexpected-pass", "known")
+#: Outcomes of the cases that are listed with what they saw.
+LISTED = (*FAILING, "unexpected-pass", "known")
 
 
 def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
             }
             for run in runs
         ],
-        "outcomes": SEVERITY,
+        "outcomes": SHOWN,
         "changes": _changes(tables, runs),
         "grown": [GROWN_ULP, GROWN_TIMES],
         "areas": areas,
@@ -108,7 +108,7 @@ def _reproducers(
     tables: Tables, clauses: Mapping[str, Clause], places: Mapping[str, int]
 ) -> dict[int, list[list[str]]]:
     """Return, by clause, the scripts of the known defects of the implementations that fail it."""
-    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(SHOWN)]
+    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(LISTED)]
     names = dict(zip(tables.runs["run"], tables.runs["implementation"], strict=True))
     failing: dict[str, set[str]] = {}
     for run, clause in zip(frame["run"], frame["clause"], strict=True):
@@ -130,14 +130,14 @@ def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[l
     for row in frame.itertuples():
         bad = int(row.failed) + int(row.known)
         if row.run in cells:
-            cells[row.run][places[row.clause]] = [SEVERITY.index(row.outcome), int(row.cases), bad]
+            cells[row.run][places[row.clause]] = [SHOWN.index(row.outcome), int(row.cases), bad]
     return [cells[run] for run in runs]
 
 
 def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, str]]:
     """Return for each run the records, by observing clause."""
     levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"].fillna("")
-    observing = {clause for clause, level in levels.items() if level == "observe"}
+    observing = {clause for clause, level in levels.items() if level == "recorded"}
     frame: Frame = tables.records
     frame = frame[frame["clause"].isin(observing)][["run", "case", "clause", "name", "text"]].fillna("")
     found: list[dict[str, str]] = [{} for _ in numbers]
@@ -162,7 +162,7 @@ def _record(text: str) -> str:
 def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the failing cases of each run, by clause, within the first limits that fit `ROOM`."""
     frame: Frame = tables.cases
-    frame = frame[frame["outcome"].isin(SHOWN) & frame["run"].isin(numbers)].fillna(
+    frame = frame[frame["outcome"].isin(LISTED) & frame["run"].isin(numbers)].fillna(
         dict.fromkeys(("expected", "seen", "reason", "link", "dtype", "device"), "")
     )
     groups = [
@@ -178,7 +178,7 @@ def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, i
             shown = [
                 [
                     one_line(row.case, 200),
-                    SEVERITY.index(row.outcome),
+                    SHOWN.index(row.outcome),
                     clean(row.expected, length),
                     clean(row.seen, length),
                     clean(row.reason, length),

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from keyedopt.conformance.results.verdict import FAILING, GREEN, headline
+from keyedopt.conformance.results.verdict import FAILING, UNSUPPORTED, headline
 from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.page.figures import Look
 from keyedopt.reports.page.precision import subjects
-from keyedopt.reports.tables import Frame, Tables, checked, held
+from keyedopt.reports.tables import HELD, Frame, Tables, checked, held
 
 
 def view(tables: Tables, looks: Mapping[str, Look]) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def _state(verdict: str, missed: int, precision: Mapping[str, Any] | None) -> st
 
 def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:
     mine: Frame = tables.clauses[tables.clauses["run"] == run["run"]]
-    tried = mine[mine["outcome"] != "unsupported"]
+    tried = mine[~mine["outcome"].isin(UNSUPPORTED)]
     expected, limits, causes = (_lines(run.get(name)) for name in ("expectations", "restrictions", "causes"))
     fresh = tried["outcome"].isin(["fail", "error"])
-    musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(GREEN)]
+    musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(HELD)]
     kept, of = held(tried[tried["level"] == "should"])
     return {
         **run,
@@ -49,11 +49,11 @@ def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> 
         "headline": headline(run["verdict"], run["scope"]),
         "checked": checked(run),
         "levels": [(level, *held(tried[tried["level"] == level])) for level in LEVELS],
-        "total": held(tried[tried["level"] != "observe"]),
+        "total": held(tried[tried["level"] != "recorded"]),
         "new": int(fresh.sum()),
         "known": int((tried["outcome"] == "known").sum()),
         "unexpected": int((tried["outcome"] == "unexpected-pass").sum()),
-        "unsupported": int((mine["outcome"] == "unsupported").sum()),
+        "unsupported": [(word, int((mine["outcome"] == word).sum())) for word in UNSUPPORTED],
         "musts": len(musts),
         "expectations": expected,
         "restrictions": limits,
@@ -101,7 +101,7 @@ def _areas(tables: Tables, runs: list[str]) -> list[dict[str, Any]]:
     outcomes: dict[str, dict[str, list[tuple[str, str]]]] = {}
     for area, run, level, outcome in frame[["area", "run", "level", "outcome"]].itertuples(index=False):
         cells = outcomes.setdefault(area, {})
-        if outcome != "unsupported":
+        if outcome not in UNSUPPORTED:
             cells.setdefault(run, []).append((level, outcome))
     return [
         {"area": area, "cells": [_cell(cells.get(run, [])) for run in runs]}
@@ -113,7 +113,7 @@ def _cell(outcomes: list[tuple[str, str]]) -> dict[str, Any]:
     by_level = {level: [outcome for at, outcome in outcomes if at == level] for level in LEVELS}
     seen = [outcome for _, outcome in outcomes]
     return {
-        "counts": {level: (sum(one in GREEN for one in some), len(some)) for level, some in by_level.items()},
+        "counts": {level: (sum(one in HELD for one in some), len(some)) for level, some in by_level.items()},
         "tried": len(seen),
         "failed": sum(one in (*FAILING, "unexpected-pass") for one in seen),
         "known": seen.count("known"),

@@ -58,14 +58,14 @@
       const button = el("button", { type: "button", "aria-expanded": "false", "data-clause": index }, clause[ID]);
       const head = el("th", { role: "rowheader" }, button, el("small", { class: `level ${clause[LEVEL]}` }, clause[LEVEL]));
       const row = el("tr", { role: "row" }, head, el("td", { role: "cell", class: "statement" }, el("span", {}, clause[STATEMENT])));
-      const letter = clause[LEVEL] === "observe" ? letters(index) : [];
+      const letter = clause[LEVEL] === "recorded" ? letters(index) : [];
       data.runs.forEach((_, run) => row.append(cellOf(run, index, letter[run])));
       const found = data.runs.map((_, run) => outcome(run, index));
       const failing = data.runs.flatMap((_, run) => (data.failures[run][index] || []).flat());
       rows.push({
         row, button, detail: null, found,
         text: [...clause.slice(2), clause[ID], data.areas[clause[AREA]], ...failing].join("\n").toLowerCase(),
-        differs: new Set(clause[LEVEL] === "observe" ? letter.filter(Boolean)
+        differs: new Set(clause[LEVEL] === "recorded" ? letter.filter(Boolean)
           : found.filter((one) => one !== "unsupported" && one !== "none")).size > 1,
       });
       all.append(row);
@@ -158,7 +158,7 @@
         ["rationale", clause[RATIONALE]], ["since", clause[SINCE] && `version ${clause[SINCE]} of the suite`]]));
     if (bad.length) box.append(part("What fails", ...alike(bad, index).map((runs) => failing(runs, index))));
     if (data.reproducers[index]) box.append(part("Reproducers", ...data.reproducers[index].map(script)));
-    if (clause[LEVEL] === "observe") {
+    if (clause[LEVEL] === "recorded") {
       const letter = letters(index);
       for (const one of [...new Set(letter)].filter(Boolean).sort()) {
         const who = data.runs.filter((_, run) => letter[run] === one).map((run) => run.name).join(", ");
@@ -255,7 +255,7 @@
     }
     data.clauses.forEach((clause, index) => {
       const [old, now] = [data.records[a][index], data.records[b][index]];
-      if (clause[LEVEL] === "observe" && old !== undefined && now !== undefined && old !== now) {
+      if (clause[LEVEL] === "recorded" && old !== undefined && now !== undefined && old !== now) {
         behaviour.push([clauseLink(index), el("pre", {}, old), el("pre", {}, now), clause[STATEMENT]]);
       }
     });

@@ -218,7 +218,7 @@ def test_a_run_without_a_case_is_refused():
 def partial():
     """Check what claims three areas and has one of them."""
     clauses = [
-        next(clause.id for clause in area.clauses if clause.level != "observe")
+        next(clause.id for clause in area.clauses if clause.level != "recorded")
         for area in spec.areas().values()
     ]
     case = case_with("dtype", area="keyed")

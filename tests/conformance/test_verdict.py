@@ -16,7 +16,7 @@ from keyedopt.conformance.results.verdict import SEVERITY, clause_outcomes, fail
 
 MUST = next(clause.id for clause in spec.clauses().values() if clause.level == "must")
 SHOULD = next(clause.id for clause in spec.clauses().values() if clause.level == "should")
-OBSERVE = next(clause.id for clause in spec.clauses().values() if clause.level == "observe")
+OBSERVE = next(clause.id for clause in spec.clauses().values() if clause.level == "recorded")
 
 
 @pytest.fixture(params=NASTY, ids=map(str, range(len(NASTY))))

@@ -183,7 +183,7 @@ def test_tables_say_of_a_run_what_the_verdict_says(failed, tmp_path):
     tables = load([tmp_path / "x.json"], clauses())
     outcomes = dict(zip(tables.clauses["clause"], tables.clauses["outcome"], strict=True))
     assert outcomes == clause_outcomes(failed)
-    assert set(tables.clauses["level"]) <= {"must", "should", "observe"}
+    assert set(tables.clauses["level"]) <= {"must", "should", "recorded"}
 
 
 @pytest.mark.parametrize(("after", "code"), [(case("a"), 0), (case("a", "fail", expected="1", seen="2"), 1)])

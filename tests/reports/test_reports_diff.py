@@ -11,7 +11,7 @@ from keyedopt.reports.tables import Clause
 
 CLAUSES = {
     f"KEYED-00{n}": Clause(f"KEYED-00{n}", "keyed", level, "It holds.", "a document", since="0.1")
-    for n, level in ((1, "must"), (2, "should"), (3, "observe"))
+    for n, level in ((1, "must"), (2, "should"), (3, "recorded"))
 }
 
 
@@ -105,7 +105,7 @@ def test_recorded_behaviour_that_changed_is_neither_worse_nor_better(compared):
     ]
     found = compared(*sides)
     (change,) = found.changes
-    assert (change.kind, change.level, change.worse) == ("behaviour", "observe", None)
+    assert (change.kind, change.level, change.worse) == ("behaviour", "recorded", None)
     assert (change.before, change.after) == ("order/0: p; order/1: q", "order/0: q; order/1: p")
     assert not found.worse
 

@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     variant_of,
 )
 from keyedopt.conformance.suite.support.assertions import Mismatch
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import as_tensor, tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.measured import Measuring
@@ -79,7 +79,7 @@ def in_variant(made: Any, variant: str, dtype: str, by_bound: bool) -> Any:
         by_bound: whether the bound of every order is needed, or the worst error of some.
 
     Raises:
-        MissingName: the norms are those of whole tables, and the gradients list rows; or a sound training
+        CannotRun: the norms are those of whole tables, and the gradients list rows; or a sound training
             overflows the dtype.
     """
     if variant == made.get("variant", ""):
@@ -88,14 +88,14 @@ def in_variant(made: Any, variant: str, dtype: str, by_bound: bool) -> Any:
 
     algorithm = made["algorithm"]
     if "per_tensor" in variant and made["kind"] == "sparse":
-        raise MissingName(f"{algorithm} {variant} has no rows", name=f"{algorithm}.{variant}")
+        raise CannotRun(f"{algorithm} {variant} has no rows")
     made = oracle({**made, "variant": variant})
     if dtype != "float64" and by_bound:
         made["bound"] = bound(made)
     elif dtype != "float64":
         worst = budget(made, dtype)
         if worst is None:
-            raise MissingName(f"{algorithm} {variant} overflows {dtype}", name=f"{algorithm}.{variant}")
+            raise CannotRun(f"a sound {algorithm} {variant} overflows {dtype}")
         made["worst"] = {dtype: worst}
     return made
 
