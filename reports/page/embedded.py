@@ -7,13 +7,14 @@ outside ASCII is written as an escape, so that no text can end the element.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from keyedopt.conformance.results.untrusted import clean, one_line
 from keyedopt.conformance.results.verdict import FAILING, SHOWN
+from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.changes import WORDS, Run, verdict_changes
 from keyedopt.reports.diff import GROWN_TIMES, GROWN_ULP, only
 from keyedopt.reports.page.figures import Look
@@ -35,6 +36,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
     runs = list(looks)
     asked = dict.fromkeys(tables.clauses["clause"])
     ids = [one for one in clauses if one in asked] + [one for one in asked if one not in clauses]
+    ids.sort(key=_failures_first(tables))
     places = {clause: place for place, clause in enumerate(ids)}
     about = [_clause(one, clauses.get(one)) for one in ids]
     areas = list(dict.fromkeys(one["area"] for one in about))
@@ -66,6 +68,16 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
         "speeds": _speeds(tables),
         "reproducers": _reproducers(tables, clauses, places),
     }
+
+
+def _failures_first(tables: Tables) -> Callable[[str], tuple[int, int]]:
+    """Return the key by which clauses that fail come first: musts, then shoulds, new before known."""
+    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(LISTED)]
+    ranks: dict[str, tuple[int, int]] = {}
+    for clause, level, outcome in frame[["clause", "level", "outcome"]].fillna("").itertuples(index=False):
+        rank = LEVELS.index(level) if level in LEVELS else len(LEVELS), LISTED.index(outcome)
+        ranks[clause] = min(rank, ranks.get(clause, rank))
+    return lambda clause: ranks.get(clause, (len(LEVELS) + 1, 0))
 
 
 def _changes(tables: Tables, runs: list[str]) -> list[list[list[list[str]]]]:
