@@ -103,8 +103,8 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
         console.print(f"areas that are not claimed: {', '.join(verdict.unsupported)}")
     outcomes = shown_outcomes(result)
     for word in UNSUPPORTED:
-        if names := [clause for clause in verdict.unchecked if outcomes[clause] == word]:
-            console.print(f"{word}: {_few(names)}")
+        if lost := [clause for clause in verdict.unchecked if outcomes[clause] == word]:
+            console.print(f"{word}: {_few(lost)}")
     others = about.get("not_optimizers")
     if others:
         names = one_line(_few(others))

@@ -264,6 +264,16 @@ def test_a_step_in_history_links_to_its_commit(watched):
     assert link.get_attribute("href") == f"https://example.org/commit/{20:040x}"
 
 
+def test_the_gpu_has_its_place_in_history_until_there_is_one(tmp_path):
+    tables, known = results(2, 40, 2, 60, 6)
+    runs = tables.runs.assign(kind=tables.runs["kind"].replace("bench", "asv"))
+    said = "Empty: no result in these files was measured over commits on a GPU."
+    for gpu in ("NVIDIA H100", None):
+        made = dataclasses.replace(tables, runs=runs.assign(gpu=gpu))
+        text = page.write(made, known, tmp_path).read_text(encoding="utf-8")
+        assert (said in text) == (gpu is None)
+
+
 def test_speeds_are_shown_by_device_with_memory_and_the_first_step(watched):
     tab = watched().go("speed")
     assert tab.locator("h3:visible").all_inner_texts() == ["8 cores (cpu)", "NVIDIA H200 (cuda)"]
