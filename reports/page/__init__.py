@@ -68,6 +68,7 @@ def render(
     checked: Frame = tables.runs[tables.runs["kind"] == "conformance"]
     looked = looks(checked["run"])
     style, script = (_source(f"page.{kind}") for kind in ("css", "js"))
+    seen = overview.view(tables, clauses, looked)
     data = as_json(embedded(tables, clauses, looked))
     text: str = _template().render(
         views=VIEWS,
@@ -79,8 +80,8 @@ def render(
         key={run: sample(look) for run, look in looked.items()},
         about=_about(tables, checked),
         definitions=DEFINITIONS,
-        filters=_filters(tables),
-        overview=overview.view(tables, clauses, looked),
+        filters=_filters([row["area"] for row in seen["areas"]]),
+        overview=seen,
         schedules=schedules.view(tables, looked, plots),
         precision=precision.view(tables, looked, plots),
         speed=speed.view(tables, plots),
@@ -133,9 +134,8 @@ def _about(tables: Tables, checked: Frame) -> dict[str, Any]:
     }
 
 
-def _filters(tables: Tables) -> list[tuple[str, str, list[tuple[str, str]]]]:
+def _filters(areas: list[str]) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """Return the filters of the matrix: their names, the words for no filter, values with their texts."""
-    areas = list(dict.fromkeys(tables.clauses["area"].dropna()))
     named = [("bad", "does not hold"), ("differs", "differs")]
     return [
         ("area", "all", [(area, area) for area in areas]),

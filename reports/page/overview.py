@@ -10,7 +10,7 @@ import pandas as pd
 
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, UNSUPPORTED, headline
-from keyedopt.conformance.spec import LEVELS
+from keyedopt.conformance.spec import LEVELS, areas
 from keyedopt.reports.page.figures import Look
 from keyedopt.reports.page.precision import subjects
 from keyedopt.reports.tables import HELD, Clause, Frame, Tables, checked, held
@@ -103,12 +103,13 @@ def _worst(tables: Tables, clauses: Mapping[str, Clause], order: Sequence[str]) 
     script = PurePosixPath(link).stem
     about = clauses.get(row["clause"])
     found = any(script == name for _, name, _ in about.reproducers) if about else False
-    texts = ("" if pd.isna(row[name]) else one_line(row[name], 160) for name in ("expected", "seen"))
+    expected, seen = ("" if pd.isna(row[name]) else one_line(row[name], 160) for name in ("expected", "seen"))
+    promise = about.statement.rstrip(".") if about else f"expected {expected}"
     return {
         "run": row["run"],
         "clause": row["clause"],
         "level": row["level"],
-        "why": reason or "expected {}, seen {}".format(*texts),
+        "why": reason or f"{promise}; seen: {seen.partition('; ')[0]}",
         "command": f"keyedopt findings {script}" if found else row["replay"],
     }
 
@@ -142,11 +143,12 @@ def _areas(tables: Tables, runs: Sequence[str]) -> list[dict[str, Any]]:
     """Return, by area and run, how many of the checked clauses do not hold."""
     frame: Frame = tables.clauses.dropna(subset=["area"])
     cells: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    order = [*areas(), *frame["area"].unique()]
     for area, run, level, outcome in frame[["area", "run", "level", "outcome"]].itertuples(index=False):
         cells.setdefault(area, {}).setdefault(run, []).append((level, outcome))
     return [
         {"area": area, "cells": [{"run": run, **_cell(found.get(run, []))} for run in runs]}
-        for area, found in cells.items()
+        for area, found in sorted(cells.items(), key=lambda cell: order.index(cell[0]))
     ]
 
 

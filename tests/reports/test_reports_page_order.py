@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from reports_data import results
+from reports_data import clauses, results
 from watching import shown
 
 from keyedopt.conformance.results.verdict import UNSUPPORTED
@@ -100,7 +100,8 @@ def test_the_worst_finding_is_the_one_that_does_most_harm(worse):
     found = overview_of(cases[worse:][::-1])["worst"]
     run, clause, outcome, seen, *_ = cases[worse]
     assert (found["run"], found["clause"]) == (run, clause)
-    assert found["why"] == ("It counts twice" if outcome == "known" else f"expected 1, seen {seen}")
+    promise = clauses(40)[clause].statement.rstrip(".")
+    assert found["why"] == ("It counts twice" if outcome == "known" else f"{promise}; seen: {seen}")
     replay = f"keyedopt replay x.json {clause}"
     assert found["command"] == ("keyedopt findings a_defect" if outcome == "known" else replay)
 
