@@ -124,6 +124,15 @@ def test_what_nobody_measured_is_not_published(tmp_path, capsys):
     assert all(row["last_value"] is not None for row in rows)
 
 
+def test_the_tutorial_counts_what_is_stored():
+    found = history.read(ROOT / "benchmarks" / "results" / "asv")
+    series, commits = {item.series for item in found}, {item.commit for item in found}
+    text = (ROOT / "docs" / "tutorials" / "dashboard.md").read_text(encoding="utf-8")
+    assert f"the results of {len(commits)} commits" in text
+    assert f"0 regressions in {len(series)} series of {len(commits)} commits" in text
+    assert f"({len(series)} series)" in text
+
+
 def test_nothing_is_published_of_no_results(tmp_path, capsys):
     (tmp_path / "benchmarks.json").write_text('{"version": 2}')
     assert publish.main([str(tmp_path), "--html-dir", str(tmp_path / "html")]) == 2
