@@ -144,7 +144,7 @@ IMPLEMENTATION = Implementation(
     name="@NAME@",
     # A module, or a package whose submodules have the public names (`keyedopt list areas`).
     root="@PACKAGE@.optimizers",
-    # What it claims. A claimed name that is missing fails; the rest is reported as unsupported.
+    # What it claims. A claimed name that is missing fails; the rest is reported as not claimed.
     areas=("algorithms",),
     # Names of claimed areas, and options of classes, that it does not have; shell patterns.
     absent=(

@@ -11,7 +11,7 @@ import typer
 from keyedopt.cli import bench, doctor
 from keyedopt.cli.choices import AsJson, DiffForm, Form, Imports, Level, TimeLimit, What, names
 from keyedopt.cli.messages import fail, say, uncut, usage, with_reports
-from keyedopt.conformance.results import RULE
+from keyedopt.conformance.results import DEFINITIONS
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text
 
@@ -51,7 +51,7 @@ def options(
     """Take the options that every verb has."""
 
 
-@app.command(epilog=RULE)
+@app.command(epilog="\n\n".join(DEFINITIONS.values()))
 def check(
     targets: Annotated[
         list[str],

@@ -20,7 +20,7 @@ from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import FAILING, cases_of
+from keyedopt.conformance.results.verdict import FAILING, cases_of, shown
 from keyedopt.conformance.run import replay, replay_all, runner
 from keyedopt.conformance.run.replay import Declared, ReplayError
 from keyedopt.conformance.targets.find import registered
@@ -161,7 +161,7 @@ def _say_more(found: Result, case: Case, target: str) -> None:
     alike = [other for clause in clauses for other in cases_of(found, clause)]
     bad = list(dict.fromkeys(other.case for other in _with(alike, (*FAILING, "known"))))
     if case.case not in bad:
-        lines.append(f"{case.case} did not fail in this result ({case.outcome})")
+        lines.append(f"{case.case} did not fail in this result ({shown(case)})")
     others = [name for name in bad if name != case.case]
     if others:
         lines.append(f"replayed: {case.case}; {len(others)} more failed: {', '.join(others)}")

@@ -12,6 +12,7 @@ from typing import NoReturn
 from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import UNSUPPORTED
 from keyedopt.reports import badge, export, summary
 from keyedopt.reports.load import load
 from keyedopt.reports.tables import Clause, Tables, rows
@@ -62,7 +63,7 @@ def report(
             else:
                 _write(name, tables, folder)
     cases = tables.cases.drop_duplicates(["run", "case"])  # a case has a row for each of its clauses
-    cases = cases[cases["outcome"] != "unsupported"]  # those that ran, as a check counts them
+    cases = cases[~cases["outcome"].isin(UNSUPPORTED)]  # those that ran, as a check counts them
     parts = {"run": tables.runs, "case": cases, "speed": tables.speeds}
     counts = [f"{len(frame)} {name}{'s' if len(frame) != 1 else ''}" for name, frame in parts.items()]
     print(f"written: {output} ({', '.join(counts)})")

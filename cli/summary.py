@@ -16,6 +16,7 @@ from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import (
     FAILING,
     GREEN,
+    UNSUPPORTED,
     Count,
     Verdict,
     cases_of,
@@ -26,6 +27,7 @@ from keyedopt.conformance.results.verdict import (
     level_of,
     other_reasons,
     restrictions,
+    shown_outcomes,
     worst_of,
 )
 from keyedopt.conformance.targets.find import registered
@@ -42,7 +44,7 @@ def _console() -> Console:
 
 
 def ran(result: Result) -> str:
-    """Return the number of cases that ran, and the seconds. A case that is unsupported did not run."""
+    """Return the number of cases that ran, and the seconds. Other cases are not claimed, or could not run."""
     count = sum(case.outcome != "unsupported" for case in result.cases)
     return f"{count} cases in {result.seconds:.1f} s"
 
@@ -98,9 +100,11 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
     table.add_row("all", *(_ratio([row[level] for row in rows if level in row]) for level in spec.LEVELS))
     console.print(table)
     if verdict.unsupported:
-        console.print(f"unsupported (not claimed): {', '.join(verdict.unsupported)}")
-    if verdict.unchecked:
-        console.print(f"not checked, as their cases are unsupported: {_few(verdict.unchecked)}")
+        console.print(f"areas that are not claimed: {', '.join(verdict.unsupported)}")
+    outcomes = shown_outcomes(result)
+    for word in UNSUPPORTED:
+        if lost := [clause for clause in verdict.unchecked if outcomes[clause] == word]:
+            console.print(f"{word}: {_few(lost)}")
     others = about.get("not_optimizers")
     if others:
         names = one_line(_few(others))
@@ -160,7 +164,7 @@ def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
 def _why(result: Result, verdict: Verdict) -> list[str]:
     """Return why the gate is what it is, in a few words."""
     if verdict.green:
-        bad = [clause for clause in failing(verdict) if level_of(clause) != "observe"]
+        bad = [clause for clause in failing(verdict) if level_of(clause) != "recorded"]
         return ["all that fails is known or below the level of the gate"] if bad else []
     outcomes = [(level_of(clause), verdict.clauses[clause]) for clause in gating(verdict)]
     failed = Counter(level for level, outcome in outcomes if outcome in FAILING)

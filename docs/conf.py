@@ -20,6 +20,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "code"
+highlight_language = "text"  # of blocks without a language, which are outputs
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"keyedopt {release}"

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import FAILING, SEVERITY
+from keyedopt.conformance.results.verdict import (
+    COULD_NOT_RUN,
+    FAILING,
+    NOT_CLAIMED,
+    RECORDED,
+    SHOWN,
+    UNSUPPORTED,
+)
 from keyedopt.reports.tables import Frame, Tables, rows
 
 #: The outcome of a case that only the other run has. (Only `keyedopt check --like` compares such cases.)
@@ -14,15 +21,16 @@ NOT_RUN = "not run"
 #: The rank of each outcome; an outcome with a higher rank than the one before is worse.
 WORSE = {
     "pass": 0,
-    "observed": 0,
+    RECORDED: 0,
     "unexpected-pass": 0,
     "known": 1,
-    "unsupported": 2,
+    COULD_NOT_RUN: 2,
+    NOT_CLAIMED: 2,
     NOT_RUN: 2,
     "fail": 3,
     "error": 4,
 }
-ORDER = (*SEVERITY, NOT_RUN)
+ORDER = (*SHOWN, NOT_RUN)
 #: The words for a change, by `Change.worse`.
 WORDS: Mapping[bool | None, str] = {True: "worse", False: "better", None: "changed"}
 #: Longer texts are cut.
@@ -69,7 +77,7 @@ class Run:
         cases: the row of each case, with a list of its clauses.
         areas: the area of each clause.
         levels: the level of each clause.
-        unclaimed: areas of which every clause is unsupported.
+        unclaimed: areas of which no clause was run.
     """
 
     implementation: str
@@ -82,7 +90,7 @@ class Run:
     def of(cls, tables: Tables) -> "Run":
         """Return the verdicts of tables of one run."""
         clauses = rows(tables.clauses)
-        claimed = {row["area"] for row in clauses if row["outcome"] != "unsupported"}
+        claimed = {row["area"] for row in clauses if row["outcome"] not in UNSUPPORTED}
         return cls(
             str(rows(tables.runs)[0]["implementation"]),
             by_case(tables.cases),
@@ -169,7 +177,7 @@ def _clause(
     detail += f": {'; '.join(told)}" if told else ""
     worse: bool | None = strict or bool(bad)
     pairs = [(before[name]["outcome"], after[name]["outcome"]) for name in names]
-    if not (strict or same) and all("unsupported" in pair for pair in pairs):
+    if not (strict or same) and all(set(pair) & {*UNSUPPORTED} for pair in pairs):
         worse = None
     level = runs[1].levels.get(clause) or runs[0].levels.get(clause, "")
     return Change("verdict", clause, level, was, now, worse, detail)

@@ -10,9 +10,16 @@ from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import ResultError
 from keyedopt.conformance.results.model import Case
 from keyedopt.conformance.results.untrusted import clean, get, number, one_line, text
-from keyedopt.conformance.results.verdict import FAILING, GREEN, clause_outcomes, judge, restrictions
+from keyedopt.conformance.results.verdict import (
+    FAILING,
+    UNSUPPORTED,
+    judge,
+    restrictions,
+    shown,
+    shown_outcomes,
+)
 from keyedopt.reports.parsed import Parsed, moment
-from keyedopt.reports.tables import Clause
+from keyedopt.reports.tables import HELD, Clause
 
 #: The most measurements or records of a case, and the longest path of a record; the suite's have 400 and 60.
 MEASUREMENTS, PATH = 10_000, 400
@@ -61,20 +68,21 @@ def rows(file: str, plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> 
         "musts_checked": verdict.checked.musts,
         "musts_claimed": verdict.checked.of_musts,
     }
-    outcomes = clause_outcomes(result)
+    outcomes = shown_outcomes(result)
     cases: dict[str, list[str]] = {clause: [] for clause in outcomes}
     for case in result.cases:
         for clause in case.clauses:
-            cases[clause].append(case.outcome)
+            cases[clause].append(shown(case))
         _case(parsed, file, case)
     for clause, outcome in outcomes.items():
         about_it = clauses.get(clause)
         area, level = (about_it.area, about_it.level) if about_it else (None, None)
         counts = (
             sum(each in kinds for each in cases[clause])
-            for kinds in (GREEN, (*FAILING, "unexpected-pass"), ("known",))
+            for kinds in (HELD, (*FAILING, "unexpected-pass"), ("known",))
         )
-        row = (one_line(clause, 40), area, level, outcome, len(cases[clause]), *counts)
+        ran = sum(each not in UNSUPPORTED for each in cases[clause])
+        row = (one_line(clause, 40), area, level, outcome, ran, *counts)
         parsed.rows["clauses"].append(row)
     return parsed
 
@@ -87,7 +95,7 @@ def _machine(where: Mapping[str, Any]) -> str:
 def _case(parsed: Parsed, file: str, case: Case) -> None:
     name, inputs, observed = one_line(case.case), case.inputs, case.observed
     parts = (
-        case.outcome,
+        shown(case),
         one_line(case.device) if case.device is not None else None,
         one_line(case.dtype) if case.dtype is not None else None,
         one_line(case.backend) if case.backend is not None else None,

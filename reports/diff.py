@@ -9,6 +9,7 @@ from typing import Any
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.markdown import code, table
 from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import RECORDED
 from keyedopt.reports.changes import NOT_RUN, WORDS, Cases, Change, Run, short, verdict_changes
 from keyedopt.reports.tables import Tables, rows
 
@@ -220,10 +221,10 @@ def _records(tables: Tables, cases: Cases, strict: bool) -> dict[tuple[str, str]
     for row in rows(tables.records):
         found[row["case"], row["clause"]][row["name"]] = row["text"]
     for row in rows(tables.schedules):
-        if cases[row["case"]]["outcome"] == "observed":
+        if cases[row["case"]]["outcome"] == RECORDED:
             found[row["case"], row["clause"]][f"rate at {row['iteration']}"] = repr(row["measured"])
     for row in rows(tables.errors) if strict else ():
-        if cases[row["case"]]["outcome"] == "observed":
+        if cases[row["case"]]["outcome"] == RECORDED:
             name = f"error of {row['quantity']} ({row['steps']} steps, {row['rows']} rows)"
             found[row["case"], row["clause"]][name] = repr(row["error"])
     return found

@@ -7,7 +7,7 @@ import pandas as pd
 
 from keyedopt.conformance.results.markdown import code, table
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import FAILING, SEVERITY, headline
+from keyedopt.conformance.results.verdict import FAILING, SHOWN, headline
 from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.tables import Clause, Tables, checked, held, rows
 
@@ -57,7 +57,7 @@ def _failures(tables: Tables, clauses: Mapping[str, Clause]) -> list[str]:
     bad = tables.clauses[tables.clauses["outcome"].isin(NEW)]
     listed = bad.assign(
         first=bad["level"].map({level: index for index, level in enumerate(LEVELS)}).fillna(len(LEVELS)),
-        second=bad["outcome"].map(SEVERITY.index),
+        second=bad["outcome"].map(SHOWN.index),
     ).sort_values(["run", "first", "second", "clause"])
     cases = defaultdict(list)
     for row in rows(tables.cases[tables.cases["outcome"].isin(NEW)]):

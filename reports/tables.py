@@ -12,12 +12,14 @@ from typing import Any
 import pandas as pd
 
 from keyedopt.conformance.results import markdown
-from keyedopt.conformance.results.verdict import GREEN, SEVERITY, WORDS, Checked
+from keyedopt.conformance.results.verdict import RECORDED, SHOWN, UNSUPPORTED, WORDS, Checked
 
 #: A table whose columns `COLUMNS` documents. pandas' stubs make a cell a union of every type that a cell may
 #: have.
 Frame = Any
 
+#: Outcomes of clauses that held.
+HELD = ("pass", RECORDED)
 TEXT, WHOLE, NUMBER, FLAG, TIME = "string", "Int64", "float64", "boolean", "datetime64[ns, UTC]"
 
 
@@ -92,10 +94,10 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "run": _RUN,
         "clause": Column(TEXT, "id of the clause"),
         "area": Column(TEXT, "area of the surface, if the text of the clause is known"),
-        "level": Column(TEXT, "must, should or observe, if the text of the clause is known"),
-        "outcome": Column(TEXT, f"the most serious outcome of its cases: {', '.join(SEVERITY)}"),
-        "cases": Column(WHOLE, "number of cases, with those that are unsupported"),
-        "passed": Column(WHOLE, "cases that passed or observed"),
+        "level": Column(TEXT, "must, should or recorded, if the text of the clause is known"),
+        "outcome": Column(TEXT, f"the most serious outcome of its cases: {', '.join(SHOWN)}"),
+        "cases": Column(WHOLE, "number of cases that were run"),
+        "passed": Column(WHOLE, "cases that passed, or recorded what they saw"),
         "failed": Column(WHOLE, "cases that failed, crashed or passed unexpectedly"),
         "known": Column(WHOLE, "cases that failed as expected"),
     },
@@ -254,8 +256,8 @@ def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def held(clauses: Frame) -> tuple[int, int]:
     """Return how many of some clauses held, and how many of them were checked."""
-    outcomes = clauses["outcome"][clauses["outcome"] != "unsupported"]
-    return int(outcomes.isin(GREEN).sum()), len(outcomes)
+    outcomes = clauses["outcome"][~clauses["outcome"].isin(UNSUPPORTED)]
+    return int(outcomes.isin(HELD).sum()), len(outcomes)
 
 
 def checked(run: Mapping[str, Any]) -> Checked:

@@ -1,11 +1,11 @@
-"""Make the gallery: check every installed implementation, and make one page and two pictures of the results.
+"""Make the gallery: check every installed implementation, and make a page and three pictures of the results.
 
 ``python -m keyedopt.tools.gallery [--output FOLDER] [RESULT.json ...]`` writes into FOLDER (default: gallery)
 
 - ``results/NAME.json``; a result that is there already is not made again,
 - ``site/index.html`` with the results, the results given as arguments, and those of ``benchmarks/results``,
 - ``torchrec-A-to-B.md``, the differences from each version of torchrec to the next,
-- ``overview.png`` and ``matrix.png``, if Chromium is installed (``CHROMIUM`` is its path).
+- ``overview.png``, ``matrix.png`` and ``history.png``, if Chromium is installed (``CHROMIUM`` is its path).
 
 Other versions of torchrec are installed into environments of their own, unless a result of torchrec is given.
 """
@@ -92,10 +92,10 @@ def differences(folder: Path) -> None:
 
 
 def pictures(folder: Path, browser: str) -> None:
-    """Take pictures of two views of the page, with as many colours as fit into `SIZE`."""
+    """Take pictures of three views of the page, with as many colours as fit into `SIZE`."""
     from PIL import Image
 
-    for view in ("overview", "matrix"):
+    for view in ("overview", "matrix", "history"):
         path = folder / f"{view}.png"
         page = f"{(folder / 'site' / 'index.html').resolve().as_uri()}#{view}"
         flags = [

@@ -134,7 +134,7 @@ def judges(mutant: Mutant) -> tuple[str, ...]:
     return mutant.rejected_by or tuple(
         clause.id
         for clause in spec.clauses().values()
-        if clause.area == mutant.area and clause.level != "observe" and not clause.accelerator
+        if clause.area == mutant.area and clause.level != "recorded" and not clause.accelerator
     )
 
 
@@ -309,7 +309,7 @@ def main(names: Sequence[str] = (), base: str = "", everything: bool = False) ->
     unproven = [
         clause.id
         for clause in spec.clauses().values()
-        if clause.area in whole and clause.level != "observe" and clause.id not in proven
+        if clause.area in whole and clause.level != "recorded" and clause.id not in proven
     ]
     if whole:
         print(f"clauses that rejected none of these mutants: {', '.join(unproven) or 'none'}")

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import clean, one_line
-from keyedopt.conformance.results.verdict import GREEN, judge
+from keyedopt.conformance.results.verdict import GREEN, judge, shown
 
 
 def junit(result: Result) -> str:
@@ -61,7 +61,11 @@ def _testcase(classname: str, case: Case) -> ElementTree.Element:
     )
     if case.outcome in ("unsupported", "known"):
         why = case.known.get("reason") or case.seen
-        ElementTree.SubElement(test, "skipped", message=one_line(f"{case.outcome}: {why}"))
+        ElementTree.SubElement(
+            test,
+            "skipped",
+            message=one_line(f"{why}" if why.startswith(shown(case)) else f"{shown(case)}: {why}"),
+        )
     elif case.outcome not in GREEN:
         tag = "error" if case.outcome == "error" else "failure"
         said = one_line(f"expected {case.expected}; seen {case.seen}")

@@ -51,7 +51,7 @@ def markdown(result: Result) -> str:
     ]
     lines += table(["area", *spec.LEVELS], counts, right=spec.LEVELS)
     if verdict.unsupported:
-        lines += ["", f"Unsupported: {', '.join(verdict.unsupported)}."]
+        lines += ["", f"Not claimed: {', '.join(verdict.unsupported)}."]
     bad = [(clause, worst_of(result, clause)) for clause in failing(verdict)]
     cells = [
         [worst.outcome, code(clause), level_of(clause), code(worst.expected), code(worst.seen)]

@@ -13,6 +13,11 @@ from keyedopt.conformance.results.untrusted import one_line
 #: unsupported if it needs an area or a name that the implementation does not claim, or shows nothing of the
 #: device.
 SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
+#: What readers are shown instead of the last two, which are words of result files. A case that is not claimed
+#: begins its text with that; another unsupported case needs what is missing here: a device, a library, …
+RECORDED, COULD_NOT_RUN, NOT_CLAIMED = "recorded", "could not run", "not claimed"
+SHOWN = (*SEVERITY[:-2], RECORDED, COULD_NOT_RUN, NOT_CLAIMED)
+UNSUPPORTED = (COULD_NOT_RUN, NOT_CLAIMED)
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
 
@@ -140,6 +145,22 @@ def clause_outcomes(result: Result) -> dict[str, str]:
     return outcomes
 
 
+def shown(case: Case) -> str:
+    """Return the outcome of a case in the words of `SHOWN`."""
+    if case.outcome == "unsupported":
+        return NOT_CLAIMED if case.seen.startswith(NOT_CLAIMED) else COULD_NOT_RUN
+    return RECORDED if case.outcome == "observed" else case.outcome
+
+
+def shown_outcomes(result: Result) -> dict[str, str]:
+    """Return what `clause_outcomes` returns in the words of `SHOWN`."""
+    outcomes = dict.fromkeys(clause_outcomes(result), NOT_CLAIMED)
+    for case in result.cases:
+        for clause in case.clauses:
+            outcomes[clause] = min(outcomes[clause], shown(case), key=SHOWN.index)
+    return outcomes
+
+
 def _causes(result: Result) -> tuple[Cause, ...]:
     """Return the causes of clauses that fail for no other reason, each with all of its clauses."""
     failed: dict[str, list[Case]] = {}
@@ -240,11 +261,12 @@ def judge(result: Result) -> Verdict:
     lost = {clause: spec.clauses()[clause].area for clause in unchecked if level_of(clause) == "must"}
     blank = [area for area in dict.fromkeys(lost.values()) if "must" not in counts.get(area, ())]
     reasons += [
-        f"{area}: none of its musts could be checked, as their cases are unsupported" for area in blank
+        f"{area}: none of its musts was checked: their cases are not claimed, or could not run"
+        for area in blank
     ]
     reasons += [f"the area {area} is required, and not claimed" for area in required if area not in claimed]
     reasons += [
-        f"{clause}: its area is required, and its cases are unsupported"
+        f"{clause}: its area is required, and its cases are not claimed, or could not run"
         for clause, area in lost.items()
         if area in required
     ]

@@ -19,6 +19,7 @@ import torch
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import plain
+from keyedopt.conformance.results.verdict import NOT_CLAIMED
 from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
@@ -27,7 +28,7 @@ from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in,
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
 from keyedopt.conformance.targets.devices import check_device
@@ -288,7 +289,7 @@ class Engine:
             if across and not any(self.surface.claims(name.partition(".")[0]) for name in needs):
                 missing += needs  # a case in which only classes of other libraries take part
             if missing:
-                pytest.skip(f"not claimed: {', '.join(missing)}")
+                pytest.skip(f"{NOT_CLAIMED}: {', '.join(missing)}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -320,15 +321,17 @@ class Engine:
                 error = error_of(run)
             if error is not None:
                 raise error
+        except CannotRun as error:
+            pytest.skip(str(error))
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
-                pytest.skip(f"not claimed: {error.name}")
+                pytest.skip(f"{NOT_CLAIMED}: {error.name}")
             raise
         except (unittest.SkipTest, pytest.exit.Exception) as error:
             raise Escaped(error) from None
         except Exception as error:
             if missing := unclaimed(error, item.stash[_NEEDS]):
-                pytest.skip(f"not claimed: {missing}")
+                pytest.skip(f"{NOT_CLAIMED}: {missing}")
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and self.writer is None:

@@ -43,7 +43,7 @@ def error_of(call: Callable[[], None]) -> BaseException | None:
 def found_in(item: pytest.Item, error: BaseException | None) -> dict[str, Any]:
     """Return the outcome of a case that raised an error or none."""
     if error is None:
-        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"observe"}
+        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"recorded"}
         return {"outcome": "observed" if observed else "pass"}
     if isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
         return {"outcome": "unsupported", "seen": clean(str(error))}

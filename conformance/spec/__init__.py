@@ -11,7 +11,7 @@ from typing import Any
 from keyedopt.conformance.spec import sentences
 
 FOLDER = Path(__file__).parent
-LEVELS = ("must", "should", "observe")
+LEVELS = ("must", "should", "recorded")
 
 #: The version of the suite. A clause says since which version it holds.
 SUITE_VERSION = "0.1"

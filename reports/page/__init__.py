@@ -18,8 +18,10 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from keyedopt.conformance.results import RULE
+from keyedopt.conformance.results import DEFINITIONS
 from keyedopt.conformance.results.untrusted import clean
+from keyedopt.conformance.results.verdict import SHOWN
+from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.page import history, overview, precision, schedules, speed, traffic
 from keyedopt.reports.page.embedded import as_json, embedded
 from keyedopt.reports.page.figures import looks, sample
@@ -66,6 +68,7 @@ def render(
     checked: Frame = tables.runs[tables.runs["kind"] == "conformance"]
     looked = looks(checked["run"])
     style, script = (_source(f"page.{kind}") for kind in ("css", "js"))
+    seen = overview.view(tables, clauses, looked)
     data = as_json(embedded(tables, clauses, looked))
     text: str = _template().render(
         views=VIEWS,
@@ -76,8 +79,9 @@ def render(
         runs=list(looked),
         key={run: sample(look) for run, look in looked.items()},
         about=_about(tables, checked),
-        rule=RULE,
-        overview=overview.view(tables, looked),
+        definitions=DEFINITIONS,
+        filters=_filters([row["area"] for row in seen["areas"]]),
+        overview=seen,
         schedules=schedules.view(tables, looked, plots),
         precision=precision.view(tables, looked, plots),
         speed=speed.view(tables, plots),
@@ -128,6 +132,16 @@ def _about(tables: Tables, checked: Frame) -> dict[str, Any]:
         "last": started.max().strftime("%d %B %Y, %H:%M UTC") if len(started) else "",
         "files": len(tables.runs),
     }
+
+
+def _filters(areas: list[str]) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """Return the filters of the matrix: their names, the words for no filter, values with their texts."""
+    named = [("bad", "does not hold"), ("differs", "differs")]
+    return [
+        ("area", "all", [(area, area) for area in areas]),
+        ("level", "all", [(level, level) for level in LEVELS]),
+        ("outcome", "all", [*named, *((outcome, outcome.replace("-", " ")) for outcome in SHOWN)]),
+    ]
 
 
 def _missing(value: Any) -> bool:

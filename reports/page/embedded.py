@@ -7,13 +7,14 @@ outside ASCII is written as an escape, so that no text can end the element.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from keyedopt.conformance.results.untrusted import clean, one_line
-from keyedopt.conformance.results.verdict import FAILING, SEVERITY
+from keyedopt.conformance.results.verdict import FAILING, SHOWN
+from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.changes import WORDS, Run, verdict_changes
 from keyedopt.reports.diff import GROWN_TIMES, GROWN_ULP, only
 from keyedopt.reports.page.figures import Look
@@ -26,8 +27,8 @@ DETAIL = ((6, 600), (4, 300), (2, 200), (1, 160), (1, 60))
 RECORD = 700
 #: The largest number of characters of JSON for all failing cases.
 ROOM = 1_300_000
-#: Outcomes of the cases that are shown.
-SHOWN = (*FAILING, "unexpected-pass", "known")
+#: Outcomes of the cases that are listed with what they saw.
+LISTED = (*FAILING, "unexpected-pass", "known")
 
 
 def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
@@ -35,6 +36,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
     runs = list(looks)
     asked = dict.fromkeys(tables.clauses["clause"])
     ids = [one for one in clauses if one in asked] + [one for one in asked if one not in clauses]
+    ids.sort(key=_failures_first(tables))
     places = {clause: place for place, clause in enumerate(ids)}
     about = [_clause(one, clauses.get(one)) for one in ids]
     areas = list(dict.fromkeys(one["area"] for one in about))
@@ -50,7 +52,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
             }
             for run in runs
         ],
-        "outcomes": SEVERITY,
+        "outcomes": SHOWN,
         "changes": _changes(tables, runs),
         "grown": [GROWN_ULP, GROWN_TIMES],
         "areas": areas,
@@ -66,6 +68,16 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
         "speeds": _speeds(tables),
         "reproducers": _reproducers(tables, clauses, places),
     }
+
+
+def _failures_first(tables: Tables) -> Callable[[str], tuple[int, int]]:
+    """Return the key by which clauses that fail come first: musts, then shoulds, new before known."""
+    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(LISTED)]
+    ranks: dict[str, tuple[int, int]] = {}
+    for clause, level, outcome in frame[["clause", "level", "outcome"]].fillna("").itertuples(index=False):
+        rank = LEVELS.index(level) if level in LEVELS else len(LEVELS), LISTED.index(outcome)
+        ranks[clause] = min(rank, ranks.get(clause, rank))
+    return lambda clause: ranks.get(clause, (len(LEVELS) + 1, 0))
 
 
 def _changes(tables: Tables, runs: list[str]) -> list[list[list[list[str]]]]:
@@ -108,7 +120,7 @@ def _reproducers(
     tables: Tables, clauses: Mapping[str, Clause], places: Mapping[str, int]
 ) -> dict[int, list[list[str]]]:
     """Return, by clause, the scripts of the known defects of the implementations that fail it."""
-    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(SHOWN)]
+    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(LISTED)]
     names = dict(zip(tables.runs["run"], tables.runs["implementation"], strict=True))
     failing: dict[str, set[str]] = {}
     for run, clause in zip(frame["run"], frame["clause"], strict=True):
@@ -130,14 +142,14 @@ def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[l
     for row in frame.itertuples():
         bad = int(row.failed) + int(row.known)
         if row.run in cells:
-            cells[row.run][places[row.clause]] = [SEVERITY.index(row.outcome), int(row.cases), bad]
+            cells[row.run][places[row.clause]] = [SHOWN.index(row.outcome), int(row.cases), bad]
     return [cells[run] for run in runs]
 
 
 def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, str]]:
     """Return for each run the records, by observing clause."""
     levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"].fillna("")
-    observing = {clause for clause, level in levels.items() if level == "observe"}
+    observing = {clause for clause, level in levels.items() if level == "recorded"}
     frame: Frame = tables.records
     frame = frame[frame["clause"].isin(observing)][["run", "case", "clause", "name", "text"]].fillna("")
     found: list[dict[str, str]] = [{} for _ in numbers]
@@ -162,7 +174,7 @@ def _record(text: str) -> str:
 def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return the failing cases of each run, by clause, within the first limits that fit `ROOM`."""
     frame: Frame = tables.cases
-    frame = frame[frame["outcome"].isin(SHOWN) & frame["run"].isin(numbers)].fillna(
+    frame = frame[frame["outcome"].isin(LISTED) & frame["run"].isin(numbers)].fillna(
         dict.fromkeys(("expected", "seen", "reason", "link", "dtype", "device"), "")
     )
     groups = [
@@ -178,7 +190,7 @@ def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, i
             shown = [
                 [
                     one_line(row.case, 200),
-                    SEVERITY.index(row.outcome),
+                    SHOWN.index(row.outcome),
                     clean(row.expected, length),
                     clean(row.seen, length),
                     clean(row.reason, length),

@@ -280,10 +280,27 @@ def above(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=8, color=MUTED, x=-0.1)
 
 
-def line(axes: Axes, x: Any, y: Any, look: Look, size: float = 3.5) -> None:
-    """Draw the line of a run, with markers at a dozen of its points at most."""
+def line(axes: Axes, x: Any, y: Any, look: Look, inside: int = 0) -> None:
+    """Draw the line of a run, with markers at a dozen of its points at most.
+
+    Args:
+        axes: where to draw.
+        x: the places of the points.
+        y: their values.
+        look: of the run.
+        inside: how many of the lines drawn after this one coincide with it: they show inside of it.
+    """
     every = max(1, -(-len(x) // 12))
-    axes.plot(x, y, color=look.colour, ls=look.dash, marker=look.marker, ms=size, markevery=every, zorder=4)
+    axes.plot(
+        *(x, y),
+        color=look.colour,
+        ls=look.dash if not inside else "-",
+        lw=1.4 + 2.6 * inside,
+        marker=look.marker,
+        ms=3.5 + 4 * inside,
+        markevery=every,
+        zorder=4,
+    )
 
 
 def peaks(points: Sequence[tuple[Any, float]], most: int = 100) -> list[tuple[Any, float]]:

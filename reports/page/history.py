@@ -94,7 +94,9 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
     name = numbered("history")
     for one in series[:DRAWN]:
         one["picture"] = _draw(name(), one, folder)
-    return {"series": series, "drawn": min(DRAWN, len(series))}
+    over_commits = tables.runs["kind"].isin(["asv", "pytest-benchmark"])
+    gpu = bool(tables.runs["gpu"][over_commits].notna().any())
+    return {"series": series, "drawn": min(DRAWN, len(series)), "gpu": gpu}
 
 
 def _step(row: Frame, before: float, after: float, higher: bool, commit_url: str) -> dict[str, Any]:

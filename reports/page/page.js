@@ -16,18 +16,20 @@
     return cell ? data.outcomes[cell[0]] : "none";
   };
   const WORDS = {
-    "pass": "pass", "fail": "fail", "error": "error", "known": "known", "observed": "observed",
-    "unexpected-pass": "unexpected", "unsupported": "not claimed", "none": "not run",
+    "pass": "pass", "fail": "fail", "error": "error", "known": "known", "recorded": "recorded",
+    "unexpected-pass": "unexpected", "could not run": "could not run", "not claimed": "not claimed", "none": "not run",
   };
   const SAID = {
     "pass": "passes", "fail": "fails", "error": "breaks", "known": "fails, as known",
-    "unexpected-pass": "passes, though listed as a known failure", "observed": "recorded",
-    "unsupported": "not claimed", "none": "not run",
+    "unexpected-pass": "passes, though listed as a known failure", "recorded": "recorded",
+    "could not run": "could not run here", "not claimed": "not claimed", "none": "not run",
   };
-  const SIGNS = { "pass": "✓", "unsupported": "–", "none": "·" };
+  const SIGNS = { "pass": "✓", "not claimed": "–", "none": "·" };
+  const UNSUPPORTED = ["could not run", "not claimed", "none"];
   const BAD = ["fail", "error", "known", "unexpected-pass"];
 
-  // What implementations do alike, where a clause only observes, has the same letter.
+  const styled = (what) => what.replaceAll(" ", "-");
+  // What implementations do alike, where a clause has no right answer, has the same letter.
   const letters = (clause) => {
     const seen = [];
     return data.runs.map((_, run) => {
@@ -45,8 +47,9 @@
     const what = outcome(run, clause);
     const cell = data.cells[run][clause];
     const bad = BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : "";
-    const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
-    const made = el("td", { role: "cell", class: `o ${what}` }, SIGNS[what] || el("span", {}, text));
+    const must = BAD.includes(what) && data.clauses[clause][LEVEL] === "must" ? " must" : "";
+    const text = what === "recorded" && letter ? `${letter}` : WORDS[what] + must + bad;
+    const made = el("td", { role: "cell", class: `o ${styled(what)}${must}` }, SIGNS[what] || el("span", {}, text));
     made.dataset.run = data.runs[run].name; // shown on a phone, where cells have no heading
     made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
     return made;
@@ -58,15 +61,15 @@
       const button = el("button", { type: "button", "aria-expanded": "false", "data-clause": index }, clause[ID]);
       const head = el("th", { role: "rowheader" }, button, el("small", { class: `level ${clause[LEVEL]}` }, clause[LEVEL]));
       const row = el("tr", { role: "row" }, head, el("td", { role: "cell", class: "statement" }, el("span", {}, clause[STATEMENT])));
-      const letter = clause[LEVEL] === "observe" ? letters(index) : [];
+      const letter = clause[LEVEL] === "recorded" ? letters(index) : [];
       data.runs.forEach((_, run) => row.append(cellOf(run, index, letter[run])));
       const found = data.runs.map((_, run) => outcome(run, index));
       const failing = data.runs.flatMap((_, run) => (data.failures[run][index] || []).flat());
       rows.push({
         row, button, detail: null, found,
         text: [...clause.slice(2), clause[ID], data.areas[clause[AREA]], ...failing].join("\n").toLowerCase(),
-        differs: new Set(clause[LEVEL] === "observe" ? letter.filter(Boolean)
-          : found.filter((one) => one !== "unsupported" && one !== "none")).size > 1,
+        differs: new Set(clause[LEVEL] === "recorded" ? letter.filter(Boolean)
+          : found.filter((one) => !UNSUPPORTED.includes(one))).size > 1,
       });
       all.append(row);
     });
@@ -74,23 +77,33 @@
     body.parentElement.style.setProperty("--columns", data.runs.length);
   };
   const controls = ["area", "level", "outcome", "run", "text"].map((name) => $(`filter-${name}`));
+  const options = (control) => [...control.options || []];
+  controls.flatMap(options).forEach((option) => { option.dataset.name = option.textContent; });
+  const fits = (one, clause, [area, level, wanted, run]) => {
+    const found = run === "" ? one.found : [one.found[run]];
+    return (area === "" || data.areas[clause[AREA]] === area) && (level === "" || clause[LEVEL] === level)
+      && (wanted === "" || (wanted === "differs" ? one.differs
+        : wanted === "bad" ? found.some((each) => BAD.includes(each)) : found.includes(wanted)));
+  };
   const filter = () => {
     build();
-    const [area, level, wanted, run, text] = controls.map((control) => control.value);
+    const chosen = controls.map((control) => control.value);
+    const text = chosen.pop();
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const among = run === "" ? data.runs.map((_, index) => index) : [Number(run)];
+    const said = rows.map((one) => words.every((word) => one.text.includes(word)));
+    const matching = (values) => rows.map((one, index) => said[index] && fits(one, data.clauses[index], values));
     let count = 0;
-    rows.forEach((one, index) => {
-      const clause = data.clauses[index];
-      const fits = (area === "" || data.areas[clause[AREA]] === area) && (level === "" || clause[LEVEL] === level)
-        && (wanted === "" || (wanted === "differs" ? one.differs
-          : wanted === "bad" ? among.some((each) => BAD.includes(one.found[each]))
-            : among.some((each) => one.found[each] === wanted)))
-        && words.every((word) => one.text.includes(word));
-      if (one.row.hidden === fits) one.row.hidden = !fits;
-      if (one.detail) one.detail.hidden = !fits;
-      count += fits;
+    matching(chosen).forEach((shown, index) => {
+      const { row, detail } = rows[index];
+      if (row.hidden === shown) row.hidden = !shown;
+      if (detail) detail.hidden = !shown;
+      count += shown;
     });
+    // Each choice says how many clauses it would show beside the other filters.
+    chosen.forEach((_, which) => options(controls[which]).forEach((option) => {
+      const clauses = matching(chosen.map((value, at) => at === which ? option.value : value)).filter(Boolean).length;
+      option.textContent = `${option.dataset.name} (${clauses})`;
+    }));
     $("count").textContent = `${count} of ${rows.length} clauses`;
     $("nothing").hidden = count > 0;
   };
@@ -135,7 +148,7 @@
     const cases = data.failures[run][clause] || [];
     const cell = data.cells[run][clause];
     const made = el("details", cases.length && cell[2] ? { open: "" } : {}, el("summary", {},
-      el("span", { class: `chip ${outcome(run, clause)}` }, WORDS[outcome(run, clause)]),
+      el("span", { class: `chip ${styled(outcome(run, clause))}` }, WORDS[outcome(run, clause)]),
       ` ${[run, ...others].map((each) => data.runs[each].name).join(", ")}`, el("small", {}, ` ${cell[2]} of ${counted(cell[1])}`)));
     for (const [name, which, expected, seen, reason, link] of cases) {
       made.append(el("div", { class: "case" }, el("h4", {}, name), list([
@@ -158,7 +171,7 @@
         ["rationale", clause[RATIONALE]], ["since", clause[SINCE] && `version ${clause[SINCE]} of the suite`]]));
     if (bad.length) box.append(part("What fails", ...alike(bad, index).map((runs) => failing(runs, index))));
     if (data.reproducers[index]) box.append(part("Reproducers", ...data.reproducers[index].map(script)));
-    if (clause[LEVEL] === "observe") {
+    if (clause[LEVEL] === "recorded") {
       const letter = letters(index);
       for (const one of [...new Set(letter)].filter(Boolean).sort()) {
         const who = data.runs.filter((_, run) => letter[run] === one).map((run) => run.name).join(", ");
@@ -167,7 +180,7 @@
     } else if (rest.length) {
       box.append(part(bad.length ? "The others" : "Outcomes", el("ul", { class: "others" }, ...rest.map((run) => el("li", {},
         `${data.runs[run].name}: ${SAID[outcome(run, index)]}`,
-        data.cells[run][index] ? ` (${counted(data.cells[run][index][1])})` : "")))));
+        data.cells[run][index][1] ? ` (${counted(data.cells[run][index][1])})` : "")))));
     }
     const link = el("a", { href: `#clause=${clause[ID]}` }, "Link to this clause");
     box.append(el("p", { class: "muted" }, link));
@@ -213,11 +226,11 @@
     const parts = set.map((control) => `${control.id.slice(7)}=${encodeURIComponent(named(control))}`);
     history.replaceState(null, "", `#${["matrix", ...parts].join("&")}`);
   };
-  const named = (control) => control.id === "filter-run" ? control.selectedOptions[0].textContent : control.value;
+  const named = (control) => control.id === "filter-run" ? control.selectedOptions[0].dataset.name : control.value;
   const choose = (wanted) => {
     for (const control of controls) {
       const text = wanted.get(control.id.slice(7)) || "";
-      const option = [...(control.options || [])].find((one) => one.textContent === text || one.value === text);
+      const option = options(control).find((one) => one.value === text || one.dataset.name === text);
       control.value = control.options ? (option ? option.value : "") : text;
     }
     filter();
@@ -238,7 +251,7 @@
   };
   const chip = (run, index) => {
     const [what, cell] = [outcome(run, index), data.cells[run][index]];
-    return el("span", { class: `chip ${what}` }, WORDS[what] + (BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : ""));
+    return el("span", { class: `chip ${styled(what)}` }, WORDS[what] + (BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : ""));
   };
   const clauseLink = (index) => el("a", { href: `#clause=${data.clauses[index][ID]}` }, data.clauses[index][ID]);
   const number = (value) => value === null || value === Infinity ? "not finite" : value === undefined ? "–" : String(Number(value.toPrecision(3)));
@@ -255,7 +268,7 @@
     }
     data.clauses.forEach((clause, index) => {
       const [old, now] = [data.records[a][index], data.records[b][index]];
-      if (clause[LEVEL] === "observe" && old !== undefined && now !== undefined && old !== now) {
+      if (clause[LEVEL] === "recorded" && old !== undefined && now !== undefined && old !== now) {
         behaviour.push([clauseLink(index), el("pre", {}, old), el("pre", {}, now), clause[STATEMENT]]);
       }
     });

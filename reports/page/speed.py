@@ -24,6 +24,12 @@ from keyedopt.reports.tables import Frame, Tables
 #: The largest number of rows of a plot. The table has all rows.
 ROWS = 40
 
+#: The heads of the table after the task, for cells with up to two values.
+HEADS = (
+    *("implementation", "peer", "threads", "ratio, 95 %", "noise", "time, of the peer"),
+    *("throughput", "extra memory", "first step", "publishable"),
+)
+
 
 def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
     """Return two plots and the table of each device."""
@@ -41,7 +47,7 @@ def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
                 "rows": rows.to_dict("records"),
             }
         )
-    return {"devices": devices}
+    return {"devices": devices, "heads": HEADS}
 
 
 def _peers(rows: Frame) -> dict[tuple[str, str], tuple[str, str]]:
@@ -63,7 +69,9 @@ def _places(rows: Frame) -> dict[tuple[str, str], int]:
 def _room(places: Mapping[tuple[str, str], int], entries: int, columns: int) -> tuple[Any, Any]:
     """Return the size of a plot and its margins: names of tasks at the left, the legend above."""
     above = 0.2 + 0.16 * -(-entries // columns)
-    return (6.3, 0.7 + above + 0.42 * len(places)), (1.45, 0.45, 0.15, above)
+    longest = max((len(name) for key in places for name in key), default=0)
+    left = min(0.25 + 0.06 * longest, 3.0)  # letters of 7 pt
+    return (6.3, 0.7 + above + 0.42 * len(places)), (left, 0.45, 0.15, above)
 
 
 def _axis(axes: Axes, places: Mapping[tuple[str, str], int]) -> None:

@@ -65,8 +65,10 @@ def _by_ranks(name: str, what: str, rows: Frame, looks: Mapping[str, Look], fold
     def draw(axes: Axes) -> None:
         axes.set_xscale("log")
         axes.set_yscale("symlog", linthresh=10)
-        for run, some in series.items():
-            line(axes, some["ranks"].to_numpy(float), some["value"].to_numpy(float), looks[run])
+        points = {run: (some["ranks"].to_list(), some["value"].to_list()) for run, some in series.items()}
+        for run, (x, y) in points.items():
+            later = list(points)[list(points).index(run) + 1 :]
+            line(axes, x, y, looks[run], sum(points[other] == (x, y) for other in later))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ticks: list[float] = []
         for value in sorted({float(some["value"].iloc[-1]) for some in series.values()}, reverse=True):

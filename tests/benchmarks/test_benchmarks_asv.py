@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from keyedopt.benchmarks.asv import base, history, machine
+from keyedopt.benchmarks.asv import base, history, machine, publish
 from keyedopt.benchmarks.asv.base import Suite, Timed
 from keyedopt.benchmarks.asv.implementations import IMPLEMENTATIONS, PREFERRED, job_of
 from keyedopt.benchmarks.tasks import TASKS, NotOffered
@@ -109,6 +109,34 @@ def test_published_parameters_are_dimensions_of_the_page(ran):
     assert about["unit"] == "GB/s"
     assert index["params"]["machine"] == ["tested"]
     assert {"gpu", "device", "cuda", "cpu"} <= set(index["params"])
+
+
+def test_what_nobody_measured_is_not_published(tmp_path, capsys):
+    folder = ROOT / "benchmarks" / "results" / "asv"
+    assert publish.main([str(folder), "--html-dir", str(tmp_path / "html")]) == 0
+    series = {item.series for item in history.read(folder)}
+    assert f"({len(series)} series)" in capsys.readouterr().out
+    index = json.loads((tmp_path / "html" / "index.json").read_text())
+    assert set(index["benchmarks"]) == {name for name, *_ in series}
+    (summary,) = (tmp_path / "html").rglob("summary.json")
+    rows = json.loads(summary.read_text())
+    assert len(rows) == len(series)
+    assert all(row["last_value"] is not None for row in rows)
+
+
+def test_the_tutorial_counts_what_is_stored():
+    found = history.read(ROOT / "benchmarks" / "results" / "asv")
+    series, commits = {item.series for item in found}, {item.commit for item in found}
+    text = (ROOT / "docs" / "tutorials" / "dashboard.md").read_text(encoding="utf-8")
+    assert f"the results of {len(commits)} commits" in text
+    assert f"0 regressions in {len(series)} series of {len(commits)} commits" in text
+    assert f"({len(series)} series)" in text
+
+
+def test_nothing_is_published_of_no_results(tmp_path, capsys):
+    (tmp_path / "benchmarks.json").write_text('{"version": 2}')
+    assert publish.main([str(tmp_path), "--html-dir", str(tmp_path / "html")]) == 2
+    assert capsys.readouterr().err == f"keyedopt: {tmp_path} has no results; measure with: asv run\n"
 
 
 # --- old commits ----------------------------------------------------------------------------------

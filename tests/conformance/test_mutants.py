@@ -33,7 +33,7 @@ def test_there_are_mutants_of_every_base():
 
 
 def test_every_clause_with_a_verdict_rejects_a_mutant():
-    judged = {clause.id for clause in spec.clauses().values() if clause.level != "observe"}
+    judged = {clause.id for clause in spec.clauses().values() if clause.level != "recorded"}
     assert judged <= {clause for mutant in mutants.mutants().values() for clause in mutant.rejected_by}
 
 

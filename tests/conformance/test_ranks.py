@@ -13,7 +13,7 @@ import torch
 
 from keyedopt.conformance.suite.support import ranks
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect_equal
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.ranks import end_kept_ranks, on_each_rank, on_ranks
 
@@ -51,6 +51,15 @@ def test_a_name_that_ranks_miss_is_missing_for_the_case():
     with pytest.raises(MissingName, match="acme has no WarmupStage") as missing:
         on_ranks(ask_for_a_missing_name)
     assert missing.value.name == "WarmupStage"
+
+
+def need_a_library():
+    raise CannotRun("torchrec cannot be imported: no")
+
+
+def test_a_case_cannot_run_if_a_rank_cannot():
+    with pytest.raises(CannotRun, match="torchrec cannot be imported"):
+        on_ranks(need_a_library)
 
 
 def hang():

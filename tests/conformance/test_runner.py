@@ -8,7 +8,7 @@ import pytest
 from making import CLAUSE, TARGETS, case_with, left_behind, mark, module, plain_cases
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.verdict import judge
+from keyedopt.conformance.results.verdict import judge, shown
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.run.processes import Processes
 from keyedopt.conformance.run.runner import Options, RunError
@@ -218,7 +218,7 @@ def test_a_run_without_a_case_is_refused():
 def partial():
     """Check what claims three areas and has one of them."""
     clauses = [
-        next(clause.id for clause in area.clauses if clause.level != "observe")
+        next(clause.id for clause in area.clauses if clause.level != "recorded")
         for area in spec.areas().values()
     ]
     case = case_with("dtype", area="keyed")
@@ -239,6 +239,16 @@ def test_an_area_that_is_not_claimed_is_unsupported_and_never_passed(partial):
         if areas & set(verdict.unsupported):
             assert case.outcome == "unsupported"
             assert case.seen.startswith("not claimed: ")
+
+
+def test_a_case_whose_library_is_missing_could_not_run(tmp_path):
+    lacks = 'import sys; sys.modules["torchrec.sparse.jagged_tensor"] = None\n'
+    module(tmp_path, "acme", f"{lacks}from keyedopt import reference as SURFACE")
+    options = Options(clauses=("FUSED-102",), workers=1)
+    result = runner.run("acme:SURFACE", options, path=[str(tmp_path)])
+    assert result.cases
+    assert all(case.seen.startswith("torchrec cannot be imported") for case in result.cases)
+    assert {shown(case) for case in result.cases} == {"could not run"}
 
 
 def test_a_claimed_name_that_is_missing_fails(partial):

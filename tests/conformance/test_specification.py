@@ -42,7 +42,7 @@ def test_every_case_names_clauses_that_exist_and_says_what_it_expects():
 def test_a_case_of_an_observe_clause_tests_nothing_else():
     for case in case_sources.cases():
         levels = {spec.clauses()[clause].level for clause in case.clauses}
-        assert levels == {"observe"} or "observe" not in levels, case
+        assert levels == {"recorded"} or "recorded" not in levels, case
 
 
 @pytest.mark.parametrize("area", spec.areas())

@@ -12,11 +12,11 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.results import output
 from keyedopt.conformance.results.junit import junit
 from keyedopt.conformance.results.markdown import markdown
-from keyedopt.conformance.results.verdict import SEVERITY, clause_outcomes, failing, judge
+from keyedopt.conformance.results.verdict import SEVERITY, clause_outcomes, failing, judge, shown_outcomes
 
 MUST = next(clause.id for clause in spec.clauses().values() if clause.level == "must")
 SHOULD = next(clause.id for clause in spec.clauses().values() if clause.level == "should")
-OBSERVE = next(clause.id for clause in spec.clauses().values() if clause.level == "observe")
+RECORDED = next(clause.id for clause in spec.clauses().values() if clause.level == "recorded")
 
 
 @pytest.fixture(params=NASTY, ids=map(str, range(len(NASTY))))
@@ -95,8 +95,8 @@ def of(clause, outcome, **options):
         (SHOULD, "fail", "must", True, True),
         (SHOULD, "known", "should", True, True),
         (SHOULD, "error", "must", False, True),
-        (OBSERVE, "observed", "should", True, True),
-        (OBSERVE, "fail", "should", True, True),
+        (RECORDED, "observed", "should", True, True),
+        (RECORDED, "fail", "should", True, True),
     ],
 )
 def test_the_gate_and_conformance(clause, outcome, level, green, conformant):
@@ -160,6 +160,27 @@ def test_a_clause_that_could_not_be_checked_is_shown_as_such():
     assert not verdict.green
 
 
+@pytest.mark.parametrize(
+    ("seen", "word"),
+    [
+        (["not claimed: KeyedOptimizer"], "not claimed"),
+        (["needs an accelerator"], "could not run"),
+        (["not claimed: float64", "torchrec cannot be imported: no"], "could not run"),
+    ],
+)
+def test_what_is_not_claimed_is_told_from_what_could_not_run(seen, word, capsys):
+    cases = [
+        {"case": f"test_keyed_load::test[{n}]", "outcome": "unsupported", "seen": text}
+        for n, text in enumerate(seen)
+    ]
+    made = result(*cases)
+    assert shown_outcomes(made)[CLAUSE] == word
+    show(made, judge(made))
+    assert f"\n{word}: {CLAUSE}\n" in capsys.readouterr().out
+    skips = [skip.get("message") for skip in ElementTree.fromstring(junit(made)).iter("skipped")]
+    assert skips[-1] == (seen[-1] if seen[-1].startswith(word) else f"could not run: {seen[-1]}")
+
+
 def test_clauses_newer_than_the_version_asked_for_are_not_gated(monkeypatch):
     newer = {
         **spec.clauses(),
@@ -175,9 +196,9 @@ def test_clauses_newer_than_the_version_asked_for_are_not_gated(monkeypatch):
 def test_the_most_serious_come_first():
     listed = [
         {"case": f"test_keyed_load::test_{clause}_{outcome}", "clauses": (clause,), "outcome": outcome}
-        for clause, outcome in [(OBSERVE, "error"), (SHOULD, "fail"), (MUST, "fail"), ("GONE-001", "fail")]
+        for clause, outcome in [(RECORDED, "error"), (SHOULD, "fail"), (MUST, "fail"), ("GONE-001", "fail")]
     ]
-    assert failing(judge(result(*listed))) == [MUST, SHOULD, OBSERVE, "GONE-001"]
+    assert failing(judge(result(*listed))) == [MUST, SHOULD, RECORDED, "GONE-001"]
     assert failing(judge(of(MUST, "known"))) == [MUST]
 
 

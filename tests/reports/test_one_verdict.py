@@ -11,7 +11,7 @@ from sampling import chosen
 
 from keyedopt.cli.summary import show
 from keyedopt.conformance import spec
-from keyedopt.conformance.results import RULE, output
+from keyedopt.conformance.results import DEFINITIONS, output
 from keyedopt.conformance.results.verdict import WORDS, judge
 
 ROOT = Path(__file__).parents[2]
@@ -218,12 +218,14 @@ def test_the_verdict_follows_the_rule(drawn_result):
     assert judge(drawn_result).word == expected
 
 
-def test_the_rule_is_stated_in_the_same_words_everywhere(reported, run_line):
+def test_level_verdict_and_gate_are_defined_in_the_same_words_everywhere(reported, run_line):
     def words(text):
         return " ".join(re.sub(r"[│*_`>#]", " ", html.unescape(text)).split())
 
-    rule = words(RULE)
-    assert rule in words((reported[1] / "index.html").read_text(encoding="utf-8"))
-    assert rule in words(run_line("check", "--help").stdout)
-    for name in ("README.md", "conformance/README.md", "reports/README.md"):
-        assert rule in words((ROOT / name).read_text(encoding="utf-8")), name
+    said = {"page": (reported[1] / "index.html").read_text(encoding="utf-8")}
+    said["--help"] = run_line("check", "--help").stdout
+    for name in ("README.md", "docs/concepts.md", "conformance/README.md"):
+        said[name] = (ROOT / name).read_text(encoding="utf-8")
+    for place, text in said.items():
+        missing = [term for term, meaning in DEFINITIONS.items() if words(meaning) not in words(text)]
+        assert missing == [], place

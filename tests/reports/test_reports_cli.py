@@ -17,7 +17,7 @@ from keyedopt.cli.report import clauses
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import clause_outcomes
+from keyedopt.conformance.results.verdict import shown_outcomes
 from keyedopt.reports.badge import AMBER, GREEN, GREY, RED, badge
 from keyedopt.reports.load import load
 from keyedopt.reports.tables import COLUMNS
@@ -182,8 +182,8 @@ def test_tables_say_of_a_run_what_the_verdict_says(failed, tmp_path):
     results.write(failed, tmp_path / "x.json")
     tables = load([tmp_path / "x.json"], clauses())
     outcomes = dict(zip(tables.clauses["clause"], tables.clauses["outcome"], strict=True))
-    assert outcomes == clause_outcomes(failed)
-    assert set(tables.clauses["level"]) <= {"must", "should", "observe"}
+    assert outcomes == shown_outcomes(failed)
+    assert set(tables.clauses["level"]) <= {"must", "should", "recorded"}
 
 
 @pytest.mark.parametrize(("after", "code"), [(case("a"), 0), (case("a", "fail", expected="1", seen="2"), 1)])

@@ -9,6 +9,8 @@ import pytest
 from reports_data import HOSTILE, results
 
 from keyedopt.reports import page
+from keyedopt.reports.page import traffic
+from keyedopt.reports.page.figures import looks
 from keyedopt.reports.page.history import detect
 
 #: Slow tests: so many of these every day.
@@ -56,6 +58,22 @@ def test_a_name_that_the_font_of_plots_lacks_is_shown_as_escapes(tmp_path):
     text = (tmp_path / "plots" / "speed-1.svg").read_text(encoding="utf-8")
     assert "日" not in text
     assert r"\u65e5" in text
+
+
+def test_lines_of_traffic_that_coincide_are_drawn_inside_each_other():
+    tables, _ = results(3, 40, 2, 60, 6)
+    ours = tables.records["clause"] == "SHARD-029"
+    third = tables.records["run"] == tables.runs["run"].iloc[2]
+    equal = tables.records["value"].mask(ours & ~third, 16.0)
+    made = dataclasses.replace(tables, records=tables.records.assign(value=equal))
+    drawn = looks(tables.runs["run"].iloc[:3])
+    (plot,) = traffic.view(made, drawn, None)["pictures"]
+    widths = {}
+    for colour, width in re.findall(r'stroke="(var\(--s\d\))" stroke-width="([\d.]+)"', plot.svg):
+        widths[colour] = max(float(width), widths.get(colour, 0))
+    first, second, apart = (widths[f"var(--s{index})"] for index in range(3))
+    assert first > second + 2
+    assert second == apart
 
 
 def test_a_plot_says_in_words_what_it_shows(sites):

@@ -13,7 +13,7 @@ AREAS = tuple(spec.areas())
 
 def usual(clause):
     """Return the outcome of a clause that holds."""
-    return "observed" if clause.level == "observe" else "pass"
+    return "observed" if clause.level == "recorded" else "pass"
 
 
 def whole(name="acme", areas=("wrapper",), outcomes=None, options=None, **changes):

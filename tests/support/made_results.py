@@ -43,7 +43,7 @@ def without_expectations(result):
 def _before(case):
     if case.outcome == "unexpected-pass":
         levels = {level_of(clause) for clause in case.clauses}
-        return "observed" if levels == {"observe"} else "pass"
+        return "observed" if levels == {"recorded"} else "pass"
     return "error" if case.expected == "the case to end" else "fail"  # as the runner writes a crash
 
 

@@ -74,7 +74,7 @@ def plain_cases():
         and len(cases_by_clause()[case.clauses[0]]) == 1
         and any(maker in inspect.getsource(function) for maker in makers)
         and "compile" not in case.name  # takes seconds
-        and level(case) != "observe"
+        and level(case) != "recorded"
         and not spec.clauses()[case.clauses[0]].accelerator
     ]
 
@@ -97,7 +97,7 @@ def left_out(result):
 
 
 def observing_case():
-    return next(case for case in functions() if level(case) == "observe")
+    return next(case for case in functions() if level(case) == "recorded")
 
 
 def case_with(*parameters, area=""):

@@ -54,7 +54,7 @@ def test_state_of_a_window(impl, kind):
 def test_init_state(impl):
     """init_state creates state and gradients on the device of each parameter."""
     params = parameters(2)
-    params["other"] = copied_to(other_device(impl, "second"), {"x": parameter(3, seed=5)})["x"]
+    params["other"] = copied_to(other_device("second"), {"x": parameter(3, seed=5)})["x"]
     optimizer = adam(impl, params)
     optimizer.init_state()
     for key, param in params.items():
@@ -67,7 +67,7 @@ def test_init_state(impl):
 def test_load_from_another_device(impl, which):
     """Loading a checkpoint from another device fills the live tensors, which stay where they are."""
     params = parameters(2)
-    others = copied_to(other_device(impl, which), params)
+    others = copied_to(other_device(which), params)
     saved, optimizer = adam(impl, others), adam(impl, params)
     train(saved, others, 3)
     train(optimizer, params, 1)
@@ -86,7 +86,7 @@ def test_load_from_another_device(impl, which):
 @pytest.mark.parametrize("mapped", ["as saved", "cpu", "second"])
 def test_resume_on_another_index(impl, algorithm, mapped):
     """A checkpoint resumes on another index of the device, bit by bit, however torch.load maps it."""
-    there = other_device(impl, "second")
+    there = other_device("second")
     weight = {"w": parameter(4, 3)}
     optimizer = make_algorithm(impl, algorithm, [weight["w"]])
     train(optimizer, weight, 2)
@@ -109,7 +109,7 @@ def test_resume_on_another_index(impl, algorithm, mapped):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_resume_a_window_on_another_index(impl, kind):
     """An open window resumes on another index of the device, bit by bit."""
-    there = other_device(impl, "second")
+    there = other_device("second")
     weight = {"w": parameter(4, 3)}
     optimizer = make_accumulating(impl, kind, [weight["w"]], window=3)
     train(optimizer, weight, 2)
@@ -126,7 +126,7 @@ def test_resume_a_window_on_another_index(impl, kind):
 @OTHERS
 def test_members_on_two_devices(impl, which):
     """A combination over two devices saves, and loads into one whose members are the other way round."""
-    here, there = the_device(), other_device(impl, which)
+    here, there = the_device(), other_device(which)
 
     def combined(first: Any, second: Any) -> tuple[Any, dict[str, Any]]:
         one = copied_to(first, {"p": parameter(3, seed=1)})
@@ -163,7 +163,7 @@ def test_a_parameter_that_moves_first(impl, algorithm):
 
 def expect_trained_where_it_moves(impl: Any, algorithm: str, steps: int) -> None:
     """Expect the step after a move to train like one without a move, or to raise."""
-    there = other_device(impl, "second")
+    there = other_device("second")
     weight, moved = parameter(4, 3), parameter(4, 3)
     plain, optimizer = (make_algorithm(impl, algorithm, [one]) for one in (weight, moved))
     train(plain, [weight], steps)

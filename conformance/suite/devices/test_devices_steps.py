@@ -42,7 +42,7 @@ OTHERS = pytest.mark.parametrize("which", ["cpu", "second"])
 def test_two_devices(impl, algorithm, which):
     """Parameters of one optimizer on two devices train like those of two optimizers."""
     here = {"p": parameter(4, 3)}
-    there = copied_to(other_device(impl, which), {"q": parameter(2, 3, seed=1)})
+    there = copied_to(other_device(which), {"q": parameter(2, 3, seed=1)})
     both, alone = copied_to(the_device(), here), copied_to(there["q"].device, there)
     start = {"p": here["p"].detach().clone(), "q": there["q"].detach().clone()}
     together = make_algorithm(impl, algorithm, [both["p"], alone["q"]])
@@ -68,7 +68,7 @@ def test_one_norm(impl, which):
     params["p"].grad = tensor([3.0, 4.0])
     there = {"q": torch.nn.Parameter(tensor([0.0]))}
     there["q"].grad = tensor([12.0])
-    params |= copied_to(other_device(impl, which), there)
+    params |= copied_to(other_device(which), there)
     optimizer, recorder = clipping(impl, params, "NORM", 1.0)
     optimizer.step()
     factor = 1.0 / (p_norm([3.0, 4.0, 12.0]) + 1e-6)
@@ -82,7 +82,7 @@ def test_one_norm(impl, which):
 def test_tracked_norm(impl, which):
     """The tracked norm is that of the gradients on all devices."""
     params = parameters(1)
-    params |= copied_to(other_device(impl, which), {"q": parameter(3, seed=3)})
+    params |= copied_to(other_device(which), {"q": parameter(3, seed=3)})
     set_grads(params)
     numbers = [number for param in params.values() for number in param.grad.tolist()]
     optimizer, _ = clipping(impl, params, "VALUE", 0.25, track_grad_norm=True)
@@ -96,7 +96,7 @@ def test_tracked_norm(impl, which):
 def test_values_on_two_devices(impl, which):
     """Clipping by value clips the gradients on every device."""
     params = parameters(1)
-    params |= copied_to(other_device(impl, which), {"q": parameter(3, seed=3)})
+    params |= copied_to(other_device(which), {"q": parameter(3, seed=3)})
     set_grads(params)
     wanted = [exactly(param.grad).clamp(-0.25, 0.25) for param in params.values()]
     optimizer, recorder = clipping(impl, params, "VALUE", 0.25)
@@ -202,7 +202,7 @@ def test_no_wait_in_a_stack(impl):
 def test_current_device(impl, algorithm):
     """A step with a parameter on another index leaves the current device as it is."""
     module = torch.get_device_module(the_device())
-    weight = copied_to(other_device(impl, "second"), {"w": parameter(4, 3)})
+    weight = copied_to(other_device("second"), {"w": parameter(4, 3)})
     before = module.current_device()
     optimizer = make_algorithm(impl, algorithm, [weight["w"]])
     train(optimizer, weight, 2)
@@ -232,7 +232,7 @@ def test_backward_on_another_index(impl):
     """An optimizer in the backward pass trains on another index as on the first, and leaves it current."""
     module = torch.get_device_module(the_device())
     here = {"p": parameter(4, 3)}
-    there = copied_to(other_device(impl, "second"), here)
+    there = copied_to(other_device("second"), here)
     before = module.current_device()
     for params in (here, there):
         apply_in_backward(impl, torch.optim.SGD, params.values())
@@ -286,7 +286,7 @@ def test_random_numbers(impl, algorithm):
 def test_a_stack_on_another_index(impl):
     """Clipping and a schedule around Adam train on another index as on the first, bit by bit."""
     here = parameters(2)
-    there = copied_to(other_device(impl, "second"), here)
+    there = copied_to(other_device("second"), here)
     for params in (here, there):
         bound = impl.GradientClippingOptimizer(adam(impl, params), impl.GradientClipping.NORM, 0.5)
         train(poly_ramp(impl, bound), params, 4)

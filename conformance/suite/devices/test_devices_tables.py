@@ -33,7 +33,7 @@ WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -
 def test_tables_on_another_index(impl, optimizer):
     """Tables on another index train as on the first, bit by bit, and leave it current."""
     module = torch.get_device_module(the_device())
-    there = other_device(impl, "second")
+    there = other_device("second")
     before = module.current_device()
     here, moved = (collection(impl, optimizer, device=device) for device in (the_device(), there))
     for seed in range(3):
@@ -51,7 +51,7 @@ def test_tables_on_another_index(impl, optimizer):
 @pytest.mark.parametrize("part", ["values", "offsets", "weights", "all"])
 def test_features_elsewhere(impl, which, part):
     """Indices, offsets or weights on another device are refused, and no table changes."""
-    there = other_device(impl, which)
+    there = other_device(which)
     module = collection(impl, weighted=True)
     fit(module, jagged(BAGS, WEIGHTS))
     before = snapshot(tables_and_state(module))
@@ -84,7 +84,7 @@ def test_waits_of_a_lookup(impl):
 @pytest.mark.parametrize("steps", [0, 2])
 def test_tables_that_move(impl, steps, which):
     """Tables that move train on as tables on the device that loaded their checkpoint, with their state."""
-    there = other_device(impl, which)
+    there = other_device(which)
     here, moved = (collection(impl, "RowWiseAdagrad", device=device) for device in (the_device(), there))
     for seed in range(steps):
         fit(moved, jagged(BAGS, device=str(there)), seed=seed)

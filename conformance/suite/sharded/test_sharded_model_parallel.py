@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.device import linear, on_host, the_device
 from keyedopt.conformance.suite.support.ranks import common_folder, on_ranks, the_ranks
 from keyedopt.conformance.suite.support.sharded import everyone, everywhere, rank, size
@@ -36,7 +36,7 @@ def need_torchrec() -> None:
     try:
         importlib.import_module("torchrec.distributed.model_parallel")
     except ImportError as error:
-        raise MissingName(f"torchrec cannot be imported: {error}", name="torchrec") from None
+        raise CannotRun(f"torchrec cannot be imported: {error}") from None
 
 
 class Model(torch.nn.Module):

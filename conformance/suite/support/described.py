@@ -30,6 +30,10 @@ class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
     """A name that is missing: of a class, an argument, an option or an entry of the state."""
 
 
+class CannotRun(MissingName):
+    """A case cannot run here, whatever the target claims: a library, a device or an operator is missing."""
+
+
 def said(adapter: Mapping[str, Mapping[str, Any]], part: str, owner: str) -> dict[str, Any]:
     """Return what a part of an adapter says about a class: the entries for ``owner.name``, by name.
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.device import as_tensor
 from keyedopt.conformance.suite.support.inputs import _numbers
 
@@ -34,12 +34,12 @@ def keyed_jagged_tensor(features: Mapping[str, Any], form: str = "offsets", orde
     """Return the features of a mapping as a KeyedJaggedTensor, in the order of its form or in this one.
 
     Raises:
-        MissingName: torchrec is not installed, so the case is unsupported.
+        CannotRun: torchrec is not installed, so the case is unsupported.
     """
     try:
         from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
     except ImportError as error:
-        raise MissingName(f"torchrec cannot be imported: {error}", name="torchrec") from None
+        raise CannotRun(f"torchrec cannot be imported: {error}") from None
     keys, delimiter, changed = JAGGED_FORMS[form]
     keys = order or keys
     values, offsets, *weights = zip(*(features[key] for key in keys), strict=True)

@@ -22,7 +22,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import Late, Mismatch
 from keyedopt.conformance.suite.support.clock import BACKSTOP
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, StoreFile, wait_for
 from keyedopt.conformance.suite.support.scratch import scratch_folder
@@ -293,6 +293,8 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
             found = ("raised", f"an error: {name} was replaced")
     except Mismatch as error:
         found = ("mismatch", (error.expected, error.seen))
+    except CannotRun as error:
+        found = ("cannot run", str(error))
     except MissingName as error:
         found = ("missing", (str(error.name), str(error)))
     except BaseException as error:  # also an exit of the code under test
@@ -326,6 +328,8 @@ def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
     for _, kind, text in bad:
         if kind == "unable":  # no fault of the implementation
             raise RuntimeError(f"ranks cannot be forked from this process: {text}")
+        if kind == "cannot run":
+            raise CannotRun(text)
         if kind == "missing":  # which may not be claimed
             raise MissingName(text[1], name=text[0])
     wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, wait_for
 
 #: Seconds that an all-reduce waits for a group that hangs, and seconds that a request may take.
@@ -29,7 +29,7 @@ def need_torchft() -> None:
         for name in ("torchft.manager", "torch._dynamo"):  # the first step of an optimizer needs the second
             importlib.import_module(name)
     except ImportError as error:
-        raise MissingName(f"torchft cannot be imported: {error}", name="torchft") from None
+        raise CannotRun(f"torchft cannot be imported: {error}") from None
 
 
 class Groups:

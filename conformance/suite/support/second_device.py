@@ -5,16 +5,17 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.device import the_device
 
 
-def other_device(impl: Any, which: str) -> torch.device:
-    """Return the CPU, or another index of the device under test; without one the case is unsupported."""
+def other_device(which: str) -> torch.device:
+    """Return the CPU, or another index of the device under test; without one the case cannot run."""
     if which == "cpu":
         return torch.device("cpu")
     module = torch.get_device_module(the_device())
     if module.device_count() < 2:
-        getattr(impl, "devices.second")  # raises MissingName, so the case is unsupported
+        raise CannotRun(f"needs a second device {the_device().type}")
     return torch.device(the_device().type, ((the_device().index or 0) + 1) % module.device_count())
 
 

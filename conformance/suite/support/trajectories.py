@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     variant_of,
 )
 from keyedopt.conformance.suite.support.assertions import Mismatch
-from keyedopt.conformance.suite.support.described import MissingName, held_options
+from keyedopt.conformance.suite.support.described import CannotRun, MissingName, held_options
 from keyedopt.conformance.suite.support.device import as_tensor, tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.measured import Measuring
@@ -84,7 +84,7 @@ def in_variant(
         held: options that the target has at these values, and takes no other.
 
     Raises:
-        MissingName: the norms are those of whole tables, and the gradients list rows; or a sound training
+        CannotRun: the norms are those of whole tables, and the gradients list rows; or a sound training
             overflows the dtype.
     """
     if (variant, held) == (made.get("variant", ""), made.get("held", {})):
@@ -93,7 +93,7 @@ def in_variant(
 
     algorithm = made["algorithm"]
     if "per_tensor" in variant and made["kind"] == "sparse":
-        raise MissingName(f"{algorithm} {variant} has no rows", name=f"{algorithm}.{variant}")
+        raise CannotRun(f"{algorithm} {variant} has no rows")
     given = made["options"]
     made = oracle({**made, "variant": variant, "held": dict(held), "options": {**held, **given}})
     if dtype != "float64" and by_bound:
@@ -101,7 +101,7 @@ def in_variant(
     elif dtype != "float64":
         worst = budget(made, dtype)
         if worst is None:
-            raise MissingName(f"{algorithm} {variant} overflows {dtype}", name=f"{algorithm}.{variant}")
+            raise CannotRun(f"a sound {algorithm} {variant} overflows {dtype}")
         made["worst"] = {dtype: worst}
     return {**made, "options": given}
 
