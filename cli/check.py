@@ -1,6 +1,7 @@
 """``keyedopt check``: run the suite, apply expectations, show and write the result."""
 
 import contextlib
+import functools
 import math
 import os
 import re
@@ -15,7 +16,7 @@ from keyedopt.cli import machine
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.last import remember
 from keyedopt.cli.progress import progress
-from keyedopt.cli.summary import next_steps, ran, show, show_all
+from keyedopt.cli.summary import next_steps, ran, replay_command, show, show_all
 from keyedopt.cli.verify import sign as sign_file
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
@@ -240,13 +241,16 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     judged[target] = (found, verdict)
     if request.remember and found.complete:
         remember(found)
-    show(found, verdict, request.verbose, only_target=len(request.targets) == 1)
+    written = next((str(output) for output in outputs if output.suffix == ".json"), None)
+    again = functools.partial(replay_command, target=target, imports=request.options.imports)
+    alone = len(request.targets) == 1  # or else a later target is the last check
+    of_file = functools.partial(again, written=written)
+    show(found, verdict, request.verbose, only_target=alone, again=again if alone else of_file)
     _write(found, outputs)
     if request.sign is not None:
         for output in (each for each in outputs if each.suffix == ".json"):
             print(f"signed: {sign_file(output, request.sign)}")
-    written = next((str(output) for output in outputs if output.suffix == ".json"), None)
-    for line in next_steps(verdict, written, target, request.options.imports):
+    for line in next_steps(verdict, of_file):
         print(line)
     return 0 if verdict.green else 1
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from keyedopt.cli import machine
 from keyedopt.cli.last import remembered
-from keyedopt.cli.summary import failure_lines
+from keyedopt.cli.summary import failure_lines, replay_command
 from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model
@@ -55,7 +55,7 @@ def explain_failed(as_json: bool = False) -> None:
     about = found.implementation
     print(one_line(f"{about['name']} {about['version']}, checked {found.started}: {len(bad)} clauses failed"))
     for clause in bad:
-        print("\n" + "\n".join(failure_lines(found, clause)) + "\n")
+        print("\n" + "\n".join(failure_lines(found, clause, replay_command(clause))) + "\n")
         _print_clause(spec.clauses()[clause])
 
 
