@@ -25,6 +25,7 @@ from keyedopt.conformance.results.output import FORMATS, write
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, Verdict, judge
 from keyedopt.conformance.run import runner
+from keyedopt.conformance.suite.support.clock import RAISE
 from keyedopt.conformance.targets.implementation import DTYPES
 
 
@@ -90,7 +91,7 @@ def check_targets(
     )
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _check_all(request, as_json)
-    _find_torchrun()
+    _find_torchrun(max(PATIENCE, request.options.limit))
     from keyedopt.conformance.suite.support.torchrun import largest_code, this_process
 
     silent = this_process() > 0
@@ -102,11 +103,11 @@ def check_targets(
     except PROBLEMS as error:
         _say(str(error))
         code = 2
-    return largest_code(code)
+    return largest_code(code, request.options.limit)
 
 
-def _find_torchrun() -> None:
-    """Raise InputError unless torchrun has started this process, and its agent answers."""
+def _find_torchrun(seconds: float) -> None:
+    """Raise InputError unless torchrun has started this process, and its agent answers in time."""
     start = "start it with torchrun, or unset TORCHELASTIC_RUN_ID"
     missing = [name for name in OF_TORCHRUN if name not in os.environ]
     if missing:
@@ -118,9 +119,12 @@ def _find_torchrun() -> None:
             raise InputError(f"{name} must be a number, not {os.environ[name]!r}: {start}")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        socket.create_connection((address, port), timeout=PATIENCE).close()
+        socket.create_connection((address, port), timeout=seconds).close()
     except (OSError, OverflowError) as error:
-        raise InputError(f"no agent of torchrun answers at {address}:{port} ({error}): {start}") from error
+        more = RAISE if isinstance(error, TimeoutError) else ""
+        raise InputError(
+            f"no agent of torchrun answers at {address}:{port} ({error}): {start}{more}"
+        ) from error
 
 
 def _check_all(request: Request, as_json: bool) -> int:

@@ -20,6 +20,8 @@ from keyedopt.conformance.suite.support.deadlock import Watch
 
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 _GRACE = 2.0
+#: What is said of a process that reached the time limit, before the place where it was.
+LATE = "reached the time limit (--time-limit) in"
 
 
 class StoreFile:
