@@ -21,10 +21,13 @@ from typing import IO, Any, Self
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.run import family
+from keyedopt.conformance.run.protocol import CLOSED
 from keyedopt.conformance.suite.support.clock import LOOK, RAISE, Clock
 
 #: Seconds that the import of torch and the collection of the suite may take.
 PATIENCE = 180.0
+#: What a process did that ended with the status `CLOSED`.
+CLOSES = "closed file descriptors of its process"
 #: Seconds that the fork server may take to end everything that it started.
 GRACE = 5.0
 
@@ -274,6 +277,8 @@ class Process:
 
 
 def _how_ended(code: int) -> str:
+    if code == CLOSED:
+        return f"it {CLOSES}"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"

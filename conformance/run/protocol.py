@@ -46,6 +46,8 @@ SECRET, CODE = 32, 16
 _TAKEN, _TIME = b".", 8
 #: Seconds after which another worker takes the next case with ranks.
 _LONG_AGO = 3.0
+#: The exit status of a process whose channel the target has closed.
+CLOSED = 79
 #: What is said of a case during which a message was not the worker's.
 FORGED = "tampered: a message came that the worker did not write, or out of order"
 
@@ -82,7 +84,10 @@ def sender(channel: int) -> Callable[[Mapping[str, Any]], None]:
 
     def send(message: Mapping[str, Any]) -> None:
         text = encode(message).encode()
-        end.sendall(code(text) + b" " + text + b"\n")
+        try:
+            end.sendall(code(text) + b" " + text + b"\n")
+        except OSError:  # the target has closed the descriptor, and perhaps those of the output too
+            os._exit(CLOSED)
 
     return send
 

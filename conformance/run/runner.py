@@ -21,8 +21,8 @@ from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.family import compiles
-from keyedopt.conformance.run.processes import ProcessError, Processes
-from keyedopt.conformance.run.protocol import Channel
+from keyedopt.conformance.run.processes import CLOSES, ProcessError, Processes
+from keyedopt.conformance.run.protocol import CLOSED, Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
 from keyedopt.conformance.suite.support.clock import BACKSTOP, RAISE, Clock
 from keyedopt.conformance.suite.support.scratch import scratch_folder
@@ -139,6 +139,8 @@ def _examine(
                 if not ended and clock.reached(limit):
                     raise RunError(f"{target} was not imported and built within {limit:g} s{RAISE}")
             examined = next((one for one in (*messages, *channel.messages()) if "problem" in one), None)
+            if examined is None and process.code == CLOSED:
+                raise RunError(f"{target} {CLOSES} when it was imported or built: it may close only its own")
             if examined is None:
                 raise RunError(
                     f"{target} ended the interpreter when it was imported or built "

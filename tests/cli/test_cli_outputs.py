@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import os
 import re
 import shlex
@@ -352,6 +353,16 @@ def test_an_area_is_explained(run_line):
     assert done.returncode == 0
     for clause in spec.areas()["warmup"].clauses:
         assert f"{clause.id}  {clause.level}  " in done.stdout
+
+
+def test_a_prefix_lists_the_clauses_that_fit(run_line):
+    lines = run_line("explain", "CLIP-00").stdout.splitlines()
+    found = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert found == [one for one in spec.clauses() if one.startswith("CLIP-00")]
+    data = json.loads(run_line("explain", "clip", "--json").stdout)
+    assert [one["id"] for one in data["clauses"]] == [
+        one for one in spec.clauses() if one.startswith("CLIP-")
+    ]
 
 
 def test_every_clause_can_be_explained(run_line, sample):
