@@ -22,7 +22,7 @@ from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.family import compiles
 from keyedopt.conformance.run.processes import CLOSES, ProcessError, Processes
-from keyedopt.conformance.run.protocol import CLOSED, Channel
+from keyedopt.conformance.run.protocol import CLOSED, FORGED, Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
 from keyedopt.conformance.suite.support.clock import BACKSTOP, RAISE, Clock
 from keyedopt.conformance.suite.support.scratch import scratch_folder
@@ -132,8 +132,11 @@ def _examine(
             ended = False
             while not ended:
                 ended = process.wait(0.2 if messages else 0.02)
-                if not messages and (messages := list(channel.messages())) and "areas" in messages[0]:
-                    collect(messages[0]["areas"])
+                if not messages and (messages := list(channel.messages())):
+                    if not {"areas", "problem"} & messages[0].keys():
+                        raise ValueError(FORGED)
+                    if "areas" in messages[0]:
+                        collect(messages[0]["areas"])
                 if limit < COMPILATION_LIMIT and compiles(process.pid):
                     limit = COMPILATION_LIMIT
                 if not ended and clock.reached(limit):
