@@ -53,6 +53,16 @@ def test_a_name_that_ranks_miss_is_missing_for_the_case():
     assert missing.value.name == "WarmupStage"
 
 
+def test_no_rank_can_end_before_all_have_joined(monkeypatch):
+    def refuse(*given):
+        raise ValueError("the barrier")
+
+    on_ranks(number)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_store_based_barrier", refuse)
+    with pytest.raises(Mismatch, match="rank 0 of 2 raised ValueError: the barrier"):
+        on_ranks(number)
+
+
 def hang():
     if number() == 0:
         wait_for_others()

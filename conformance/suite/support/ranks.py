@@ -228,7 +228,9 @@ def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
         torch.get_device_module(kind).set_device(the_device())
     backend = distributed.get_default_backend_for_device(kind)
     timeout = datetime.timedelta(seconds=seconds)
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # or a rank could end while another connects to it
     distributed.init_process_group(backend, store=shared, rank=number, world_size=size, timeout=timeout)
+    del os.environ["TORCH_DIST_INIT_BARRIER"]
 
 
 class _KeptRanks:
