@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from keyedopt.cli import machine
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.last import remember
 from keyedopt.cli.progress import progress
-from keyedopt.cli.summary import next_steps, ran, replay_command, show, show_all
+from keyedopt.cli.summary import failure_lines, next_steps, ran, replay_command, show, show_all
 from keyedopt.cli.verify import sign as sign_file
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
@@ -223,6 +223,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     if request.like is not None:
         return check_like(target, request, judged)
     outputs = request.files(target)
+    again = functools.partial(replay_command, target=target, imports=request.options.imports)
     expected = _expected(request)
     found = run(target, request.options, outputs, expected)
     if request.options.exitfirst and not found.complete:
@@ -230,7 +231,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         if failed:  # or else it was interrupted
             remember(found)
             judged[target] = "stopped at the first failing case"
-            return _show_first(found, failed, outputs)
+            return _show_first(found, failed, outputs, again)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
@@ -246,10 +247,10 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     if request.remember and found.complete:
         remember(found)
     written = next((str(output) for output in outputs if output.suffix == ".json"), None)
-    again = functools.partial(replay_command, target=target, imports=request.options.imports)
-    alone = len(request.targets) == 1  # or else a later target is the last check
     of_file = functools.partial(again, written=written)
-    show(found, verdict, request.verbose, only_target=alone, again=again if alone else of_file)
+    alone = len(request.targets) == 1  # or else a later target is the last check
+    of_last = again if alone and request.remember and found.complete else of_file
+    show(found, verdict, request.verbose, only_target=alone, again=of_last)
     _write(found, outputs)
     if request.sign is not None:
         for output in (each for each in outputs if each.suffix == ".json"):
@@ -267,13 +268,15 @@ def _expected(request: Request) -> set[str]:
     return {name for entry in known for name in entry.cases}
 
 
-def _show_first(found: model.Result, failed: Sequence[model.Case], outputs: Sequence[Path]) -> int:
-    """Show the failing cases of a run that was stopped, write its partial result, and return 1."""
-    for case in failed:
-        clauses = ", ".join(case.clauses)
-        print(
-            one_line(f"{case.outcome:5} {clauses} expected {case.expected}; seen {case.seen}  ({case.case})")
-        )
+def _show_first(
+    found: model.Result,
+    failed: Sequence[model.Case],
+    outputs: Sequence[Path],
+    again: Callable[[str], str],
+) -> int:
+    """Show the failing clauses of a run that was stopped, write its partial result, and return 1."""
+    for clause in dict.fromkeys(each for case in failed for each in case.clauses):
+        print("\n".join(failure_lines(found, clause, again(clause))))
     about = found.implementation
     print(
         one_line(

@@ -40,13 +40,16 @@ def test_a_run_stops_at_the_first_failing_case_and_gives_no_verdict(run_line, ac
     done = run_line("check", "acme", *options)
     assert done.returncode == 1, done.stderr
     assert "PARTIAL: stopped at the first failing case, no verdict" in done.stdout
+    about = done.stdout.partition("\nacme ")[0].splitlines()
+    assert max(map(len, about)) <= WIDTH
+    assert re.search(r" \| keyedopt replay KEYED-\d+ --run --target acme$", about[1])
     assert (tmp_path / "x.json").read_text() == "the result before"
     with pytest.raises(results.ResultError):
         results.read(tmp_path / "x.partial.json")
     stopped = results.read(tmp_path / "x.partial.json", partial=True)
     failed = [case for case in stopped.cases if case.outcome in FAILING]
     assert len(failed) == 1
-    assert failed[0].case in done.stdout
+    assert f"fail  {failed[0].clauses[0]} [" in done.stdout
     assert not judge(stopped).green
     assert not judge(stopped).conformant
 
