@@ -191,11 +191,26 @@ def grid(
 
 
 @app.command("list")
-def list_() -> None:
-    """List the workloads and the tasks."""
-    from keyedopt.cli.bench_table import show_list
+def list_(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Only workloads and tasks whose name begins so.", show_default=False
+        ),
+    ] = "",
+    everything: Annotated[
+        bool, typer.Option("--all", help="List each task, not only one line for each kind of work.")
+    ] = False,
+) -> None:
+    """List the workloads and the tasks, of which those for several optimizers share a line.
 
-    show_list()
+    Example: keyedopt bench list train_joined
+    """
+    from keyedopt.cli.bench_table import show_list
+    from keyedopt.cli.messages import fail
+
+    if problem := show_list(name, everything):
+        fail(problem)
 
 
 @app.command()

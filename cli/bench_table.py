@@ -1,5 +1,6 @@
 """Print the list of workloads and tasks, and the table of ratios."""
 
+import itertools
 import sys
 
 from rich.console import Console
@@ -7,8 +8,9 @@ from rich.table import Table
 
 from keyedopt.benchmarks import grid
 from keyedopt.benchmarks.compare import Report
-from keyedopt.benchmarks.tasks import TASKS
-from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
+from keyedopt.benchmarks.tasks import TASKS, Task
+from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups, Workload
+from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The width of tables; a narrow terminal wraps them.
@@ -20,29 +22,63 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=WIDTH)
 
 
-def show_list() -> None:
-    """Print the workloads and the tasks, wrapped to the width of the terminal."""
+def show_list(begins: str = "", everything: bool = False) -> str:
+    """Print the workloads and the tasks, wrapped to the width of the terminal; return what is wrong.
+
+    Args:
+        begins: only those whose name begins so, each task on a line of its own.
+        everything: each task on a line of its own.
+    """
+    works = [work for work in WORKLOADS.values() if work.name.startswith(begins)]
+    tasks = [task for task in TASKS.values() if task.name.startswith(begins)]
+    if not works and not tasks:
+        near = did_you_mean(begins, [*WORKLOADS, *TASKS, *(_family(task)[0] for task in TASKS.values())])
+        return f"no workload or task begins with {begins!r}: `keyedopt bench list` shows them{near}"
     out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
-    table = Table(box=None, pad_edge=False)
-    for column in ("workload", "kind", "size", "about"):
-        table.add_column(column)
-    for work in WORKLOADS.values():
-        if isinstance(work, Dense):
-            size = f"{work.numbers():,} numbers in {work.repeat * len(work.shapes):,} tensors"
-        elif isinstance(work, Lookups):
-            rows = (
-                f"{work.rows:,}" if isinstance(work.rows, int) else f"{min(work.rows):,}-{max(work.rows):,}"
-            )
-            pooling = f"{sum(work.lengths) / work.tables:.3g}"
-            size = f"{work.tables} x {rows} x {work.dim}, {work.batch} x {pooling} {work.indices} lookups"
-        else:
-            size = f"{work.tables} x {work.rows:,} x {work.dim}, {work.lookups:,} {work.indices} lookups"
-        table.add_row(work.name, work.kind, size, work.about)
-    table.add_section()
-    table.add_row("task", "kind", "", "what is timed", style="bold")
-    for task in TASKS.values():
-        table.add_row(task.name, task.kind, "", task.about)
+    if works:
+        table = _table("workload", "kind", "size", "about")
+        for work in works:
+            table.add_row(work.name, work.kind, _size(work), work.about)
+        out.print(table)
+    if works and tasks:
+        out.print()
+    if everything or begins:
+        table = _table("task", "kind", "what is timed")
+        for task in tasks:
+            table.add_row(task.name, task.kind, task.about)
+    else:
+        table = _table("tasks", "number", "kind", "what the first one times")
+        for (family, kind), members in itertools.groupby(sorted(tasks, key=_family), _family):
+            group = list(members)
+            name = f"{family}-*" if len(group) > 1 else group[0].name
+            table.add_row(name, str(len(group)), kind, group[0].about)
     out.print(table)
+    if not everything and not begins:
+        out.print("`keyedopt bench list NAME` shows the tasks that begin with a name, and --all each of them")
+    return ""
+
+
+def _table(*columns: str) -> Table:
+    """Return a table whose names, in the first column, are not broken."""
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    return table
+
+
+def _family(task: Task) -> tuple[str, str]:
+    """Return the name of a task without its optimizer or class, and the kind of its workloads."""
+    return task.name.rpartition("-")[0] or task.name, task.kind
+
+
+def _size(work: Workload) -> str:
+    if isinstance(work, Dense):
+        return f"{work.numbers():,} numbers in {work.repeat * len(work.shapes):,} tensors"
+    if isinstance(work, Lookups):
+        rows = f"{work.rows:,}" if isinstance(work.rows, int) else f"{min(work.rows):,}-{max(work.rows):,}"
+        pooling = f"{sum(work.lengths) / work.tables:.3g}"
+        return f"{work.tables} x {rows} x {work.dim}, {work.batch} x {pooling} {work.indices} lookups"
+    return f"{work.tables} x {work.rows:,} x {work.dim}, {work.lookups:,} {work.indices} lookups"
 
 
 def show_grid(report: Report) -> None:

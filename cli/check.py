@@ -1,12 +1,13 @@
 """``keyedopt check``: run the suite, apply expectations, show and write the result."""
 
 import contextlib
+import functools
 import math
 import os
 import re
 import socket
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from keyedopt.cli import machine
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.last import remember
 from keyedopt.cli.progress import progress
-from keyedopt.cli.summary import next_steps, ran, show, show_all
+from keyedopt.cli.summary import failure_lines, next_steps, ran, replay_command, show, show_all
 from keyedopt.cli.verify import sign as sign_file
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
@@ -24,6 +25,7 @@ from keyedopt.conformance.results.output import FORMATS, write
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, Verdict, judge
 from keyedopt.conformance.run import runner
+from keyedopt.conformance.suite.support.clock import RAISE
 from keyedopt.conformance.targets.implementation import DTYPES
 
 
@@ -89,7 +91,7 @@ def check_targets(
     )
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _check_all(request, as_json)
-    _find_torchrun()
+    _find_torchrun(max(PATIENCE, request.options.limit))
     from keyedopt.conformance.suite.support.torchrun import largest_code, this_process
 
     silent = this_process() > 0
@@ -101,11 +103,11 @@ def check_targets(
     except PROBLEMS as error:
         _say(str(error))
         code = 2
-    return largest_code(code)
+    return largest_code(code, request.options.limit)
 
 
-def _find_torchrun() -> None:
-    """Raise InputError unless torchrun has started this process, and its agent answers."""
+def _find_torchrun(seconds: float) -> None:
+    """Raise InputError unless torchrun has started this process, and its agent answers in time."""
     start = "start it with torchrun, or unset TORCHELASTIC_RUN_ID"
     missing = [name for name in OF_TORCHRUN if name not in os.environ]
     if missing:
@@ -117,9 +119,12 @@ def _find_torchrun() -> None:
             raise InputError(f"{name} must be a number, not {os.environ[name]!r}: {start}")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        socket.create_connection((address, port), timeout=PATIENCE).close()
+        socket.create_connection((address, port), timeout=seconds).close()
     except (OSError, OverflowError) as error:
-        raise InputError(f"no agent of torchrun answers at {address}:{port} ({error}): {start}") from error
+        more = RAISE if isinstance(error, TimeoutError) else ""
+        raise InputError(
+            f"no agent of torchrun answers at {address}:{port} ({error}): {start}{more}"
+        ) from error
 
 
 def _check_all(request: Request, as_json: bool) -> int:
@@ -218,6 +223,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     if request.like is not None:
         return check_like(target, request, judged)
     outputs = request.files(target)
+    again = functools.partial(replay_command, target=target, imports=request.options.imports)
     expected = _expected(request)
     found = run(target, request.options, outputs, expected)
     if request.options.exitfirst and not found.complete:
@@ -225,7 +231,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         if failed:  # or else it was interrupted
             remember(found)
             judged[target] = "stopped at the first failing case"
-            return _show_first(found, failed, outputs)
+            return _show_first(found, failed, outputs, again)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
@@ -240,13 +246,16 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     judged[target] = (found, verdict)
     if request.remember and found.complete:
         remember(found)
-    show(found, verdict, request.verbose, only_target=len(request.targets) == 1)
+    written = next((str(output) for output in outputs if output.suffix == ".json"), None)
+    of_file = functools.partial(again, written=written)
+    alone = len(request.targets) == 1  # or else a later target is the last check
+    of_last = again if alone and request.remember and found.complete else of_file
+    show(found, verdict, request.verbose, only_target=alone, again=of_last)
     _write(found, outputs)
     if request.sign is not None:
         for output in (each for each in outputs if each.suffix == ".json"):
             print(f"signed: {sign_file(output, request.sign)}")
-    written = next((str(output) for output in outputs if output.suffix == ".json"), None)
-    for line in next_steps(verdict, written, target, request.options.imports):
+    for line in next_steps(verdict, of_file):
         print(line)
     return 0 if verdict.green else 1
 
@@ -259,13 +268,15 @@ def _expected(request: Request) -> set[str]:
     return {name for entry in known for name in entry.cases}
 
 
-def _show_first(found: model.Result, failed: Sequence[model.Case], outputs: Sequence[Path]) -> int:
-    """Show the failing cases of a run that was stopped, write its partial result, and return 1."""
-    for case in failed:
-        clauses = ", ".join(case.clauses)
-        print(
-            one_line(f"{case.outcome:5} {clauses} expected {case.expected}; seen {case.seen}  ({case.case})")
-        )
+def _show_first(
+    found: model.Result,
+    failed: Sequence[model.Case],
+    outputs: Sequence[Path],
+    again: Callable[[str], str],
+) -> int:
+    """Show the failing clauses of a run that was stopped, write its partial result, and return 1."""
+    for clause in dict.fromkeys(each for case in failed for each in case.clauses):
+        print("\n".join(failure_lines(found, clause, again(clause))))
     about = found.implementation
     print(
         one_line(

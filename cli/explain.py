@@ -2,12 +2,12 @@
 
 import difflib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from keyedopt.cli import machine
 from keyedopt.cli.last import remembered
-from keyedopt.cli.summary import failure_lines
+from keyedopt.cli.summary import failure_lines, replay_command
 from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model
@@ -17,7 +17,7 @@ from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
 def explain(name: str, fail: Callable[[str], NoReturn], as_json: bool = False) -> None:
-    """Print a clause, its sources and rationale, and its cases; or an area and its clauses."""
+    """Print a clause, its sources and rationale, and its cases; or the clauses of an area, or of a prefix."""
     area = spec.areas().get(name.lower())
     if area is not None:
         if as_json:
@@ -31,6 +31,10 @@ def explain(name: str, fail: Callable[[str], NoReturn], as_json: bool = False) -
         prefix, _, number = name.upper().partition("-")
         padded = f"{prefix}-{number:0>3}"
         near = [padded] if padded in spec.clauses() else []
+        fitting = [one for one in spec.clauses().values() if name and one.id.startswith(name.upper())]
+        if fitting and not near:
+            _print_fitting(fitting, as_json)
+            return
         near = near or difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
         near = near or difflib.get_close_matches(name.lower(), spec.areas(), n=1)
         hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses` and `list areas`"
@@ -55,7 +59,7 @@ def explain_failed(as_json: bool = False) -> None:
     about = found.implementation
     print(one_line(f"{about['name']} {about['version']}, checked {found.started}: {len(bad)} clauses failed"))
     for clause in bad:
-        print("\n" + "\n".join(failure_lines(found, clause)) + "\n")
+        print("\n" + "\n".join(failure_lines(found, clause, replay_command(clause))) + "\n")
         _print_clause(spec.clauses()[clause])
 
 
@@ -74,9 +78,17 @@ def _data(clause: spec.Clause) -> dict[str, Any]:
 
 def _print_area(area: spec.Area) -> None:
     print(f"{area.name}  {area.title}: {', '.join(area.names)}\n")
-    for one in area.clauses:
-        print(textwrap.fill(f"{one.id}  {one.level}  {one.statement}", 90, subsequent_indent="  "))
+    _print_fitting(area.clauses)
     print(f"\ncheck it: keyedopt check TARGET --area {area.name}")
+
+
+def _print_fitting(clauses: Sequence[spec.Clause], as_json: bool = False) -> None:
+    """List clauses, such as those whose ids begin alike."""
+    if as_json:
+        machine.print_json(clauses=[machine.clause(one) for one in clauses])
+        return
+    for one in clauses:
+        print(textwrap.fill(f"{one.id}  {one.level}  {one.statement}", 90, subsequent_indent="  "))
 
 
 def _print_clause(clause: spec.Clause) -> None:

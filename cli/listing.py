@@ -1,10 +1,16 @@
 """``keyedopt list``: list the targets, the clauses, the areas or the devices."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keyedopt.cli import machine
 from keyedopt.conformance import spec
+
+#: The column at which the text of a target begins, and continues on a terminal.
+INDENT = 18
 
 
 def listing(what: str, imports: Sequence[str] = (), as_json: bool = False) -> None:
@@ -23,7 +29,17 @@ def listing(what: str, imports: Sequence[str] = (), as_json: bool = False) -> No
         machine.print_json(**{what: list(rows())})
         return
     for row in rows():
-        print(line(row))
+        print(_fitted(line(row)))
+
+
+def _fitted(text: str) -> str:
+    """Wrap lines to the width of a terminal; a pipe gets one line for each item."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    indent = " " * (INDENT if width > 3 * INDENT else 2)
+    lines = (textwrap.fill(each, width, subsequent_indent=indent) for each in text.splitlines())
+    return "\n".join(lines)
 
 
 def _targets() -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 from keyedopt.cli.summary import failure_lines
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Result
-from keyedopt.conformance.results.verdict import Verdict, failing
+from keyedopt.conformance.results.verdict import Verdict, failing, worst_of
 
 
 def print_json(**lists: Any) -> None:
@@ -40,7 +40,11 @@ def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
         "reasons": list(verdict.reasons),
         "clauses": [
             {**clause(spec.clauses()[i]), "outcome": outcome}
-            | ({"failure": failure_lines(result, i)[1:]} if i in bad else {})
+            | (
+                {"failure": failure_lines(result, i)[1:], "case": worst_of(result, i).case}
+                if i in bad
+                else {}
+            )
             for i, outcome in verdict.clauses.items()
         ],
     }

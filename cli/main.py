@@ -154,13 +154,13 @@ def check(
 
 @app.command()
 def explain(
-    name: Annotated[str | None, typer.Argument(metavar="CLAUSE | AREA", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(metavar="CLAUSE | PREFIX | AREA", show_default=False)] = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="Show the clauses that failed in your last check.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a clause: text, level, source, why, and the cases that test it. Of an area, show its clauses.
+    """Show a clause: text, level, source, why, and the cases that test it. List those of an area or a prefix.
 
     Example: keyedopt explain CLIP-001
     """
@@ -168,7 +168,7 @@ def explain(
     from keyedopt.cli.explain import explain_failed
 
     if failed == (name is not None):
-        fail("name one CLAUSE or AREA, or give --failed")
+        fail("name one CLAUSE, PREFIX or AREA, or give --failed")
     if name is None:
         explain_failed(as_json)
     else:

@@ -5,13 +5,14 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.model import Result
+from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import (
     FAILING,
@@ -78,7 +79,29 @@ def show_all(judged: Mapping[str, tuple[Result, Verdict] | str], code: int) -> N
     console.print(one_line(f"exit {code}: {'; '.join(said) or 'all are green'}"))
 
 
-def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: bool = True) -> None:
+def replay_command(
+    clause: str, written: str | None = None, target: str = "", imports: Iterable[str] = ()
+) -> str:
+    """Return the command that repeats the failing case of a clause.
+
+    Args:
+        clause: its id.
+        written: the file of the result; None is that of the last check.
+        target: as it was given; a registered one needs no option.
+        imports: the modules that the check imported first.
+    """
+    options = [] if not target or target in registered() else ["--target", target]
+    options += [part for name in imports for part in ("--import", name)]
+    return shlex.join(["keyedopt", "replay", *([written] if written else []), clause, "--run", *options])
+
+
+def show(
+    result: Result,
+    verdict: Verdict,
+    verbose: bool = False,
+    only_target: bool = True,
+    again: Callable[[str], str] = replay_command,
+) -> None:
     """Print the summary of a run; known failures are counted unless `verbose`.
 
     Args:
@@ -86,6 +109,7 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
         verdict: on it.
         verbose: show known failures too.
         only_target: the gate of this target is the exit code, which the last line then says.
+        again: returns the command that repeats the failing case of a clause.
     """
     console = _console()
     about = result.implementation
@@ -120,15 +144,15 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:
-            for line in failure_lines(result, clause):
+            for line in failure_lines(result, clause, again(clause)):
                 console.print(line, style=STYLES.get(verdict.clauses[clause]))
     if known and not verbose:
         console.print(f"{len(known)} known, unchanged (-v shows them)", style="yellow")
     for reason in other_reasons(verdict):
         console.print(one_line(f"red   {reason}"), style="red")
-    again = [case.case for case in result.cases if case.runs > 1]
-    if again:
-        console.print(one_line(f"run once more, alone, after they reached the time limit: {_few(again)}"))
+    repeated = [case.case for case in result.cases if case.runs > 1]
+    if repeated:
+        console.print(one_line(f"run once more, alone, after they reached the time limit: {_few(repeated)}"))
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
     if result.environment.get("backend"):
         where += f", backend {result.environment['backend']}"
@@ -136,14 +160,14 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
         one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}"),
         style="bold",
     )
-    for line in _annotations(result, verdict):
+    for line in _annotations(result, verdict, again):
         print(line)
     code = f" (exit {0 if verdict.green else 1})" if only_target else ""
     gate = "; ".join([f"gate: {verdict.gate}{code}", *_why(result, verdict), ran(result)])
     console.print(gate, style="green" if verdict.green else "red")
 
 
-def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
+def _annotations(result: Result, verdict: Verdict, again: Callable[[str], str], most: int = 10) -> list[str]:
     """Return lines that GitHub Actions shows at the top of a run: as many of a kind as it shows of a step.
 
     What makes the gate red is an error; what fails below the level of the gate is a warning.
@@ -155,7 +179,7 @@ def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
     said = [("error", "the gate is red", reason) for reason in other_reasons(verdict)]
     for kind, clauses in (("error", red), ("warning", below)):
         for clause in clauses[:most]:
-            text = " ".join(map(str.strip, failure_lines(result, clause)[1:]))
+            text = " ".join(map(str.strip, failure_lines(result, clause, again(clause))[1:]))
             said.append((kind, f"{clause} ({level_of(clause)})", text))
     lines = [f"::{kind} title=keyedopt {title}::{text.replace('%', '%25')}" for kind, title, text in said]
     return [one_line(line) for line in lines]
@@ -190,24 +214,16 @@ def _several(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iterable[str] = ()) -> list[str]:
+def next_steps(verdict: Verdict, again: Callable[[str], str]) -> list[str]:
     """Return the commands that explain the first failing clause and repeat its case on the target.
 
     Args:
         verdict: of the check.
-        written: the file of the result, if there is one.
-        target: as it was given.
-        imports: the modules that the check imported first.
+        again: returns the command that repeats the failing case of a clause.
     """
     new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
     bad = [*verdict.behind_causes, *new]
-    if not bad:
-        return []
-    file = f"{shlex.quote(written)} " if written is not None else ""  # without a file that of the last check
-    named = "" if target in registered() else f" --target {shlex.quote(target)}"
-    first = "".join(f" --import {shlex.quote(name)}" for name in imports)
-    again = f"keyedopt replay {file}{bad[0]} --run{named}{first}"
-    return [f"why:   keyedopt explain {bad[0]}", f"again: {again}"]
+    return [f"why:   keyedopt explain {bad[0]}", f"again: {again(bad[0])}"] if bad else []
 
 
 def _few(names: Sequence[str], many: int = 6) -> str:
@@ -221,32 +237,60 @@ def _ratio(counts: list[Count]) -> str:
     return f"{sum(c.passed for c in counts)}/{sum(c.total for c in counts)}" if counts else ""
 
 
-def failure_lines(result: Result, clause: str) -> list[str]:
+def failure_lines(result: Result, clause: str, again: str = "") -> list[str]:
     """Return three lines about the most serious case of a clause: its promise, the situation, what was seen.
 
     The result file and `keyedopt replay` have the texts whole.
+
+    Args:
+        result: of the run.
+        clause: its id.
+        again: the command that repeats the case, for the end of the second line, where TARGET stands for a
+            target that does not fit.
     """
     worst = worst_of(result, clause)
     bad = [case for case in cases_of(result, clause) if case.outcome not in (*GREEN, "unsupported")]
     promise = spec.clauses()[clause].statement if clause in spec.clauses() else ""
-    given = ", ".join(f"{name} {value}" for name, value in worst.inputs.items() if len(str(value)) <= 30)
-    dtype = worst.dtype if worst.dtype and worst.dtype not in given else ""
-    situation = ", ".join(filter(None, (given, dtype)))
-    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    situation = situation_of(worst) or worst.case
+    if len(bad) > 1:
+        situation += f", and {_several(len(bad) - 1, 'more case')}"
+    if before := followed(result, clause):
+        situation = f"follows {', '.join(before)}: {situation}"
     if worst.outcome == "unexpected-pass":
         seen = "is listed as a known failure, but passes"
     elif worst.known:
         seen = f"known ({worst.known['link']}): {worst.known['reason']}"
-    elif " differ, most at " in worst.seen:  # all the numbers are in the result file
+    elif " differ, most by " in worst.seen:  # all the numbers are in the result file
         expected = re.sub(r"(?: of| to|,) \[.*", "", worst.expected)
-        seen = _compared(expected, worst.seen.partition("; ")[0])
+        seen = f"{expected}: {worst.seen.partition('; ')[0]}"
     else:
         seen = _compared(worst.expected, worst.seen)
-    place = f"{worst.case}{more}{': ' if situation else ''}{situation}"
-    if before := followed(result, clause):
-        place = f"follows {', '.join(before)}: {place}"
+    end = f" | {again}" if again else ""
+    if len(situation) + len(end) > WIDTH - 6:
+        end = re.sub(" --target .*", " --target TARGET", end)
     first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', WIDTH - 6)}"
-    return [first, *(f"{'':6}{_cut(text, WIDTH - 6)}" for text in (place, seen))]
+    second = f"{_cut(situation, WIDTH - 6 - len(end))}{end}"
+    return [first, f"{'':6}{second}", f"{'':6}{_cut(seen, WIDTH - 6)}"]
+
+
+def situation_of(case: Case) -> str:
+    """Return what a case ran with: the algorithm with its options, other short inputs, the dtype.
+
+    >>> made = {"kind": "sparse", "options": {"lr": 0.1}}
+    >>> situation_of(Case("test", (), "fail", dtype="float32", inputs={"algorithm": "SGD", "made": made}))
+    'SGD(lr=0.1), sparse, float32'
+    """
+    given = dict(case.inputs)
+    made = given.pop("made", None)
+    trajectory: dict[str, Any] = made if isinstance(made, dict) else {}
+    options = trajectory.get("options")
+    found = [str(given.pop("algorithm", ""))]
+    if isinstance(options, dict) and options:
+        found[0] += f"({', '.join(f'{name}={value}' for name, value in options.items())})"
+    if trajectory.get("kind") == "sparse":
+        found.append("sparse")
+    found += [f"{name} {value}" for name, value in given.items() if len(str(value)) <= 30]
+    return ", ".join(filter(None, [*found, case.dtype]))
 
 
 def _compared(expected: str, seen: str) -> str:

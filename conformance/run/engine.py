@@ -23,7 +23,7 @@ from keyedopt.conformance.results.verdict import NOT_CLAIMED
 from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
-from keyedopt.conformance.run.integrity import TENSOR, Integrity, body_of
+from keyedopt.conformance.run.integrity import TENSOR, Integrity
 from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in, original
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
@@ -80,8 +80,8 @@ class Engine:
         self.writer: Writer | None = None  # of a worker
         self._integrity: Integrity | None = None
         self._replaced = ""  # the function that the target replaced
-        self._bodies: dict[str, tuple[Any, ...]] = {}  # the functions of the cases, and their code
-        self._inspect = self._untouched  # kept before the target can replace it in the class
+        # kept before the target can replace them in the class
+        self._inspect, self._run_case = self._untouched, self._record
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
             self._choose(implementation)
@@ -106,7 +106,6 @@ class Engine:
     def prepare(self, session: pytest.Session) -> None:
         """Note the functions that decide about cases, before a target is imported."""
         self._integrity = Integrity()
-        self._bodies = {case_name(item): body_of(getattr(item, "obj", None)) for item in session.items}
         inspect_ranks(self._integrity.changed)
         guard_subclasses(TENSOR)
 
@@ -239,11 +238,14 @@ class Engine:
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
-                        self.writer.add(self._inspect(item, self._record(item)))
+                        self.writer.add(self._inspect(item, self._run_case(item)))
         return True
 
-    def _record(self, item: Any) -> Head:
-        """Run a case without pytest, and return its record."""
+    def _record(self, item: Any, error_of: Any = error_of, found_in: Any = found_in) -> Head:
+        """Run a case without pytest, and return its record.
+
+        What decides is bound as a default before the target could replace it in this module.
+        """
         head, began = item.stash[HEAD], time.perf_counter()
 
         def run() -> None:
@@ -265,8 +267,6 @@ class Engine:
         if self._integrity is not None:
             self._replaced = self._replaced or self._integrity.changed()
         replaced = self._replaced
-        if not replaced and self._bodies and self._bodies[record["case"]] != body_of(item.obj):
-            replaced = "the case"
         if not replaced:
             return record
         return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{replaced} was replaced"}
@@ -299,7 +299,7 @@ class Engine:
         self._call(pyfuncitem, pyfuncitem.funcargs)
         return True
 
-    def _call(self, item: Any, values: Mapping[str, Any]) -> None:
+    def _call(self, item: Any, values: Mapping[str, Any], error_of: Any = error_of) -> None:
         """Call a case with fresh seeds, and keep the returned observation."""
         head, function = item.stash[HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}

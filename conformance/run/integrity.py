@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.run.tensor_subclasses import guard_late, trust_present, unguarded
-
 #: Functions of torch and methods of tensors that compare, reduce or read values.
 TORCH = (
     *("equal", "allclose", "isclose", "isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge"),
@@ -73,18 +71,15 @@ class Integrity:
             *_modules(EVERY_CASE),
         ]
         self._more = list(_modules(AT_IMPORT))
-        trust_present()
         self._answer, self._modes = vars(torch.Tensor)["__torch_function__"], _stacked()
 
     def changed(self, everything: bool = False) -> str:
         """Return the name of a function that was replaced or answers wrongly, or an empty string.
 
         Args:
-            everything: whether the target has just been imported: its subclasses of `torch.Tensor` are
-                guarded then, and modules with many functions are compared.
+            everything: whether the target has just been imported: then modules with many functions are
+                compared too.
         """
-        if everything:
-            guard_late(TENSOR)
         for owner, name, value, code in (*self._quick, *self._more) if everything else self._quick:
             found = getattr(owner, name, None)
             if found is not value or (code is not None and found.__code__ is not code):
@@ -93,20 +88,7 @@ class Integrity:
             return "Tensor.__torch_function__"
         if _stacked() != self._modes:
             return "what torch runs, by a mode that was not left,"
-        if found := unguarded(TENSOR):
-            return found
         return "" if _answers() else "a comparison of torch, which gives a wrong answer"
-
-
-def body_of(function: Any) -> tuple[Any, ...]:
-    """Return a function, those that it wraps, and their code, to compare with later."""
-    found: tuple[Any, ...] = ()
-    while function is not None:
-        drawn = getattr(function, "hypothesis", None)
-        inner = drawn and getattr(drawn, "keyedopt_inner", drawn.inner_test)
-        found += (function, getattr(function, "__code__", None), inner, getattr(inner, "__code__", None))
-        function = getattr(function, "__wrapped__", None)
-    return found
 
 
 def _entries(owner: Any, names: tuple[str, ...]) -> Iterator[_Entry]:

@@ -1,4 +1,7 @@
-"""What the error that ended a case says of its outcome."""
+"""What the error that ended a case says of its outcome.
+
+What decides is bound as a default of an argument, before a target is imported that could replace it here.
+"""
 
 import contextlib
 import traceback
@@ -40,17 +43,9 @@ def error_of(call: Callable[[], None]) -> BaseException | None:
     return None
 
 
-def found_in(item: pytest.Item, error: BaseException | None) -> dict[str, Any]:
-    """Return the outcome of a case that raised an error or none."""
-    if error is None:
-        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"recorded"}
-        return {"outcome": "observed" if observed else "pass"}
-    if isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
-        return {"outcome": "unsupported", "seen": clean(str(error))}
-    return _failure(item, error)
-
-
-def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
+def _failure(
+    item: pytest.Item, error: BaseException, clean: Any = clean, error_text: Any = error_text
+) -> dict[str, Any]:
     """Return the part of a record that describes the failure."""
     error = original(error)
     if isinstance(error, Mismatch):
@@ -67,3 +62,20 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
         record["observed"] = plain(vars(error)[MEASURED])
     return record
+
+
+def found_in(
+    item: pytest.Item,
+    error: BaseException | None,
+    level_of: Any = level_of,
+    clean: Any = clean,
+    failure: Any = _failure,
+) -> dict[str, Any]:
+    """Return the outcome of a case that raised an error or none."""
+    if error is None:
+        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"recorded"}
+        return {"outcome": "observed" if observed else "pass"}
+    if isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
+        return {"outcome": "unsupported", "seen": clean(str(error))}
+    described: dict[str, Any] = failure(item, error)
+    return described

@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     try:
         deferred = config.getoption("--keyedopt-defer")
+        if not deferred:  # the runner has looked at the names
+            _refuse_unknown(config)
         imports = config.getoption("--keyedopt-import") or ()
         implementation = None if deferred else find(config.getoption("--implementation"), imports)
         from keyedopt.conformance.run.engine import Engine
@@ -62,6 +64,18 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(Gate(config, engine), "keyedopt-gate")
     except KeyedoptError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def _refuse_unknown(config: pytest.Config) -> None:
+    """Raise UsageError if an option names a clause or an area that there is not."""
+    from keyedopt.conformance import spec
+    from keyedopt.conformance.results.errors import did_you_mean
+
+    for kind, known, shown in (("clause", spec.clauses(), "clauses"), ("area", spec.areas(), "areas")):
+        for name in config.getoption(f"--keyedopt-{kind}") or ():
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise pytest.UsageError(f"there is no {kind} {name!r}{near}; see `keyedopt list {shown}`")
 
 
 class _SuiteModule(pytest.Module):

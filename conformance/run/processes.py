@@ -21,12 +21,13 @@ from typing import IO, Any, Self
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.run import family
-from keyedopt.conformance.suite.support.clock import LOOK, Clock
+from keyedopt.conformance.run.protocol import CLOSED
+from keyedopt.conformance.suite.support.clock import LOOK, RAISE, Clock
 
 #: Seconds that the import of torch and the collection of the suite may take.
 PATIENCE = 180.0
-#: Ends the message of each time limit.
-RAISE = "; --time-limit gives more"
+#: What a process did that ended with the status `CLOSED`.
+CLOSES = "closed file descriptors of its process"
 #: Seconds that the fork server may take to end everything that it started.
 GRACE = 5.0
 
@@ -78,7 +79,7 @@ class Processes:
     """
 
     def __init__(self, folder: Path, path: Sequence[str] = (), limit: float = 0.0) -> None:
-        self.folder, self._patience = folder, max(PATIENCE, limit)
+        self.folder, self.patience = folder, max(PATIENCE, limit)
         self._codes: dict[int, int] = {}  # exit statuses
         self._started: list[int] = []  # processes that `start` has not returned yet
         self._received = b""
@@ -167,7 +168,7 @@ class Processes:
         finally:
             if channel:
                 channel.close()
-        clock, limit = Clock([self._server.pid]), self._patience
+        clock, limit = Clock([self._server.pid]), self.patience
         while not self._receive(lambda: bool(self._started), LOOK):
             if clock.reached(limit):
                 raise ProcessError(f"torch and the suite were not imported within {limit:g} s{RAISE}")
@@ -253,9 +254,10 @@ class Process:
         Raises:
             ProcessError: the process does not end, or the fork server has ended.
         """
-        code = self._processes.code(self.pid, PATIENCE)
+        seconds = self._processes.patience
+        code = self._processes.code(self.pid, seconds)
         if code is None:
-            raise ProcessError(f"process {self.pid} does not end")
+            raise ProcessError(f"process {self.pid} does not end within {seconds:g} s{RAISE}")
         return code
 
     def ending(self) -> str:
@@ -271,10 +273,12 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessError):
-            self.wait(PATIENCE)
+            self.wait(self._processes.patience)
 
 
 def _how_ended(code: int) -> str:
+    if code == CLOSED:
+        return f"it {CLOSES}"
     if code < 0:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(-code).name}"

@@ -395,7 +395,7 @@ if __name__ == "__main__":
     try:
         code = subprocess.run([sys.executable, __file__, "--here"], timeout={limit}).returncode
     except subprocess.TimeoutExpired:
-        sys.exit("fails: it did not end within {limit:g} s")
+        sys.exit("fails: it did not end within {limit:g} s; replay with a longer --time-limit")
     if code not in (10, 11):
         print(f"fails: it ended the interpreter (exit status {{code}})")
     sys.exit(code != 10)

@@ -9,6 +9,7 @@ import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from keyedopt.conformance.run.forked_script import run_forked
+from keyedopt.conformance.suite.support.clock import RAISE
 
 #: Seconds that a script may take at least, with the second one of a script that starts itself again.
 LIMIT = 120
@@ -62,6 +64,8 @@ def main() -> None:
             importlib.import_module(module)
     for script in request["scripts"]:
         code, said = run_forked(script, request["limit"])
+        if code == -signal.SIGALRM:
+            said += f"it did not end within {request['limit']} s{RAISE}"
         line = [script, code, said.strip()[:4000]]
         answer.write(json.dumps(line) + "\n")
         answer.flush()

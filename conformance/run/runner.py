@@ -21,10 +21,10 @@ from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.family import compiles
-from keyedopt.conformance.run.processes import RAISE, ProcessError, Processes
-from keyedopt.conformance.run.protocol import Channel
+from keyedopt.conformance.run.processes import CLOSES, ProcessError, Processes
+from keyedopt.conformance.run.protocol import CLOSED, FORGED, Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
-from keyedopt.conformance.suite.support.clock import Clock
+from keyedopt.conformance.suite.support.clock import BACKSTOP, RAISE, Clock
 from keyedopt.conformance.suite.support.scratch import scratch_folder
 
 #: Seconds that the import of a target may take, or the time limit of a case if that is longer.
@@ -122,7 +122,7 @@ def _examine(
         "imports": options.imports,
         "device": options.device,
         "dtypes": options.dtypes,
-        "seconds": COMPILATION_LIMIT + 5,
+        "seconds": max(COMPILATION_LIMIT, seconds * BACKSTOP) + 5,
     }
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)], channel.theirs)
@@ -132,13 +132,18 @@ def _examine(
             ended = False
             while not ended:
                 ended = process.wait(0.2 if messages else 0.02)
-                if not messages and (messages := list(channel.messages())) and "areas" in messages[0]:
-                    collect(messages[0]["areas"])
+                if not messages and (messages := list(channel.messages())):
+                    if not {"areas", "problem"} & messages[0].keys():
+                        raise ValueError(FORGED)
+                    if "areas" in messages[0]:
+                        collect(messages[0]["areas"])
                 if limit < COMPILATION_LIMIT and compiles(process.pid):
                     limit = COMPILATION_LIMIT
                 if not ended and clock.reached(limit):
                     raise RunError(f"{target} was not imported and built within {limit:g} s{RAISE}")
             examined = next((one for one in (*messages, *channel.messages()) if "problem" in one), None)
+            if examined is None and process.code == CLOSED:
+                raise RunError(f"{target} {CLOSES} when it was imported or built: it may close only its own")
             if examined is None:
                 raise RunError(
                     f"{target} ended the interpreter when it was imported or built "
@@ -213,7 +218,7 @@ def run(
             number = options.workers or min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
             together = "TORCHELASTIC_RUN_ID" in os.environ
             if together:
-                number, limit = 1, limit + _meet(target)  # all processes run the cases in one order
+                number, limit = 1, limit + _meet(target, limit)  # all processes run the cases in one order
             workers = Workers(target, limit, import_limit, processes, again=0 if together else MOST_AGAIN)
             cases = contextlib.closing(_every_case(workers, number))
             for record in stack.enter_context(cases) if areas else ():
@@ -241,17 +246,19 @@ def run(
     )
 
 
-def _meet(target: str) -> float:
+def _meet(target: str, limit: float) -> float:
     """Wait for the other processes of torchrun; return the seconds that they may wait before a case.
+
+    The time limit of a case raises both.
 
     Raises:
         RunError: a process has ended, or does not come.
     """
     from keyedopt.conformance.suite.support import torchrun
 
-    if absent := torchrun.meet(f"check {target}", torchrun.LONG_PATIENCE):
+    if absent := torchrun.meet(f"check {target}", max(torchrun.LONG_PATIENCE, limit)):
         raise RunError(absent)
-    return torchrun.PATIENCE
+    return max(torchrun.PATIENCE, limit)
 
 
 def _collect(target: str, options: Options, processes: Processes) -> None:

@@ -10,7 +10,6 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,16 +19,7 @@ from keyedopt.conformance.run.device_seen import of_suite
 from keyedopt.conformance.suite.support.assertions import Mismatch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-#: The guards of each class of the target, by the name of the attribute.
-_guarded: dict[type, dict[str, Any]] = {}
-#: The attributes of the classes that were there before the target.
-_trusted: dict[type, dict[str, Any]] = {}
 _DISPATCH, _FUNCTION = "__torch_dispatch__", "__torch_function__"
-
-
-def trust_present() -> None:
-    """Exempt the subclasses that exist now from guards."""
-    _trusted.update({cls: dict(vars(cls)) for cls in _subclasses(torch.Tensor)})
 
 
 def guard_subclasses(names: tuple[str, ...]) -> None:
@@ -42,38 +32,10 @@ def guard_subclasses(names: tuple[str, ...]) -> None:
     torch.Tensor.__init_subclass__ = classmethod(begin)  # type: ignore[assignment, arg-type]
 
 
-def guard_late(names: tuple[str, ...]) -> None:
-    """Guard the attributes that the target has assigned to its subclasses after their definition."""
-    for cls in set(_subclasses(torch.Tensor)) - _trusted.keys():
-        _guard(cls, names)
-
-
-def unguarded(names: tuple[str, ...]) -> str:
-    """Return the name of an attribute that a subclass answers for without a guard, or an empty text."""
-    watched = {*names, _FUNCTION, _DISPATCH}
-    for cls in _subclasses(torch.Tensor):
-        known = _trusted.get(cls) or _guarded.get(cls, {})
-        for name in watched.intersection(vars(cls)):
-            value = vars(cls)[name]
-            if value is not known.get(name) and not _is_torchs(value):
-                return f"{cls.__module__}.{cls.__qualname__}.{name}"
-    return ""
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    each: type
-    for each in type.__subclasses__(cls):
-        yield each
-        yield from _subclasses(each)
-
-
 def _guard(cls: type, names: tuple[str, ...]) -> None:
-    guards = _guarded.setdefault(cls, {})
     for name, value in list(vars(cls).items()):
-        if name not in (*names, _FUNCTION, _DISPATCH) or value is guards.get(name) or _is_torchs(value):
-            continue
-        guards[name] = _made(cls, name, value)
-        setattr(cls, name, guards[name])
+        if name in (*names, _FUNCTION, _DISPATCH) and not _is_torchs(value):
+            setattr(cls, name, _made(cls, name, value))
 
 
 def _is_torchs(value: Any) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.run import protocol
-from keyedopt.conformance.run.processes import RAISE, Processes
-from keyedopt.conformance.suite.support.clock import Clock
+from keyedopt.conformance.run.processes import Processes
+from keyedopt.conformance.suite.support.clock import RAISE, Clock
 
 #: Seconds between looks at the workers.
 TICK = 0.03

@@ -73,6 +73,7 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     try:
         found = load(target)
     except NotFoundError as error:
+        _refuse_attribute(target, known)
         near = _spelled_otherwise(target) or did_you_mean(target, known)
         raise TargetError(f"{error}, or give one of: {names}{near}") from error
     namespace = Implementation(name=target, root=target)
@@ -80,6 +81,18 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     if is_class_or_function and not namespace.surface().claimed():
         return _described_class(target, found, shipped) or _undescribed_class(target)
     return found if isinstance(found, Implementation) else namespace
+
+
+def _refuse_attribute(target: str, known: Mapping[str, importlib.metadata.EntryPoint]) -> None:
+    """Raise TargetError if a target is an attribute of a registered name, such as reference:Adam."""
+    name, _, attribute = target.partition(":")
+    if name in known and attribute:
+        root = load(f"{known[name].module}:{known[name].attr}").root
+        why = f"{name!r} is a registered name, which has no attributes"
+        if not isinstance(root, str):
+            raise TargetError(why)
+        load(f"{root}:{attribute}")  # names the nearest attribute if there is none
+        raise TargetError(f"{why}; did you mean {root}:{attribute}?")
 
 
 def _spelled_otherwise(target: str) -> str:

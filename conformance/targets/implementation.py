@@ -41,6 +41,7 @@ from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.suite.support.described import MissingName, described, is_option, is_placeholder
 from keyedopt.conformance.targets.meaning import KEYED, another_meaning
+from keyedopt.conformance.targets.nearest import near_attribute, near_module
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -422,16 +423,16 @@ def load(place: str) -> Any:
             found = getattr(found, part)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise NotFoundError(
-                f"there is no module {module!r} in this environment; install it or correct the name"
-            ) from error
+            missing = f"there is no module {module!r} in this environment; install it or correct the name"
+            raise NotFoundError(f"{missing}{near_module(error.name)}") from error
         raise TargetError(
             f"{module!r} needs {error.name!r}, which is not installed in this environment"
         ) from error
     except AttributeError as error:
         if module not in sys.modules or not attribute:
             raise TargetError(f"{module!r} cannot be imported: {one_line(error_text(error))}") from error
-        raise TargetError(f"{module!r} has no attribute {attribute!r}") from error
+        near = near_attribute(sys.modules[module], attribute)
+        raise TargetError(f"{module!r} has no attribute {attribute!r}{near}") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # modules also raise SystemExit, or pytest's Skipped

@@ -50,10 +50,24 @@ def conformance(path, name="reference", version=torch.__version__, cases=None, *
 
 
 def test_a_list_shows_workloads_and_tasks(run_line):
-    done = run_line("bench", "list")
+    done = run_line("bench", "list", "--all")
     assert done.returncode == 0
     for name in (*WORKLOADS, *compare.TASKS):
         assert name in done.stdout
+
+
+def test_a_list_has_one_line_for_the_optimizers_of_a_task(run_line):
+    lines = run_line("bench", "list").stdout.splitlines()
+    assert len(lines) < 80
+    (line,) = (each for each in lines if each.startswith("train_joined-* "))
+    of_it = [name for name in compare.TASKS if name.startswith("train_joined-")]
+    assert f" {len(of_it)} " in line
+    named = run_line("bench", "list", "train_joined").stdout
+    assert [each.split()[0] for each in named.splitlines()[1:]] == of_it
+    done = run_line("bench", "list", "trian_joined")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no workload or task begins with 'trian_joined'" in done.stderr
+    assert "did you mean train_joined" in done.stderr
 
 
 def test_a_run_writes_a_report(run_line, small, tmp_path):

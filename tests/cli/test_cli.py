@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from making import (
@@ -44,6 +45,13 @@ def test_help_says_something_and_imports_nothing_heavy(arguments):
     assert done.stdout.endswith("set()\n")
     assert "Usage: keyedopt" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_the_package_is_the_command_line():
+    command = [sys.executable, "-m", "keyedopt", "list", "areas"]
+    root = Path(__file__).parents[2]  # where the package is, also if it was installed before it had this
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("keyed ")
 
 
 def test_help_is_short_to_type_and_no_line_of_it_is_cut(run_line):
@@ -122,9 +130,9 @@ def test_no_arguments_show_the_help(run_line):
         ("replay none.json", "there is no file none.json: name a result that `keyedopt check"),
         ("replay KEYED-001", "no check is remembered here: name a result file"),
         ("replay --all", "no check is remembered here: name a result file"),
-        ("explain", "name one CLAUSE or AREA, or give --failed"),
+        ("explain", "name one CLAUSE, PREFIX or AREA, or give --failed"),
         ("explain --failed", "no check is remembered here"),
-        ("explain KEYED-001 --failed", "name one CLAUSE or AREA, or give --failed"),
+        ("explain KEYED-001 --failed", "name one CLAUSE, PREFIX or AREA, or give --failed"),
         ("replay folder KEYED-001", "folder cannot be read"),
         ("replay cut.json KEYED-001", "cut.json is not a result file, or is truncated"),
         ("replay later.json KEYED-001", "has format version 2; this keyedopt reads version 1"),

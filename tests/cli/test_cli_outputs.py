@@ -1,6 +1,8 @@
 """The command line: what it shows and writes, and how it ends."""
 
 import dataclasses
+import functools
+import json
 import os
 import re
 import shlex
@@ -18,7 +20,7 @@ from making import (
     without_progress,
 )
 
-from keyedopt.cli.summary import WIDTH, failure_lines, next_steps, show
+from keyedopt.cli.summary import WIDTH, failure_lines, next_steps, replay_command, show
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.verdict import FAILING, failing, gating, judge, level_of
@@ -38,13 +40,16 @@ def test_a_run_stops_at_the_first_failing_case_and_gives_no_verdict(run_line, ac
     done = run_line("check", "acme", *options)
     assert done.returncode == 1, done.stderr
     assert "PARTIAL: stopped at the first failing case, no verdict" in done.stdout
+    about = done.stdout.partition("\nacme ")[0].splitlines()
+    assert max(map(len, about)) <= WIDTH
+    assert re.search(r" \| keyedopt replay KEYED-\d+ --run --target acme$", about[1])
     assert (tmp_path / "x.json").read_text() == "the result before"
     with pytest.raises(results.ResultError):
         results.read(tmp_path / "x.partial.json")
     stopped = results.read(tmp_path / "x.partial.json", partial=True)
     failed = [case for case in stopped.cases if case.outcome in FAILING]
     assert len(failed) == 1
-    assert failed[0].case in done.stdout
+    assert f"fail  {failed[0].clauses[0]} [" in done.stdout
     assert not judge(stopped).green
     assert not judge(stopped).conformant
 
@@ -117,13 +122,15 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
     assert "gate: red" in done.stdout
     rows = re.findall(r"^(keyed|clipping|all) +(\d+/\d+)? +(\d+/\d+)? *(\d+/\d+)?$", done.stdout, re.M)
     assert {row[0] for row in rows} >= {"keyed", "all"}
-    line = r"^(?:fail|error) +([A-Z]+-\d+) \[(\w+)\] .+\n      test_\w+::.+\n      expected .+; seen .+$"
+    line = r"^(?:fail|error) +([A-Z]+-\d+) \[(\w+)\] .+\n      .+ \| (.+)\n      .+(?:; seen |: ).+$"
     shown = re.findall(line, done.stdout, re.M)
     about = done.stdout.partition("fail ")[2].partition("\nacme ")[0]
     assert max(map(len, about.splitlines())) <= WIDTH
     assert re.search(r"^gate: red \(exit 1\); \d+ musts? and \d+ shoulds? failed; ", done.stdout, re.M)
-    assert [clause for clause, _ in shown] == failing(judge(failed))
-    levels = [level for _, level in shown]
+    assert [clause for clause, _, _ in shown] == failing(judge(failed))
+    commands = {re.sub("acme$", "TARGET", again) for _, _, again in shown}
+    assert commands == {f"keyedopt replay {clause} --run --target TARGET" for clause, _, _ in shown}
+    levels = [level for _, level, _ in shown]
     assert levels == sorted(levels, key=spec.LEVELS.index), "the most serious first"
     again = f"keyedopt replay out/x.json {shown[0][0]} --run --target acme"
     assert done.stdout.endswith(f"why:   keyedopt explain {shown[0][0]}\nagain: {again}\n")
@@ -135,7 +142,9 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
 def test_github_shows_what_failed(run_line, checked, failed, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = run_line("check", "acme")
-    found = re.findall(r"^::error title=keyedopt ([A-Z]+-\d+) \(\w+\)::test_\w+::.*seen ", done.stdout, re.M)
+    found = re.findall(
+        r"^::error title=keyedopt ([A-Z]+-\d+) \(\w+\)::.* \| keyedopt replay \1 .*", done.stdout, re.M
+    )
     assert found == gating(judge(failed))[:10]
 
 
@@ -187,6 +196,27 @@ def test_what_was_seen_has_the_room_that_what_was_expected_leaves(failed):
     assert line("short", long).startswith("      expected short; seen xxx")
     assert line(long, "short").endswith("...; seen short")
     assert "...; seen xxx" in line(long, long)
+
+
+def test_a_failure_says_the_optimizer_its_options_the_dtype_and_how_to_repeat_it(failed):
+    clause = failing(judge(failed))[0]
+    made = {"options": {"lr": 0.5, "momentum": 0.9}, "kind": "sparse", "steps": [1] * 99}
+    inputs = {"algorithm": "SGD", "made": made, "place": 1, "long": "x" * 40}
+    several = "12 of 12 differ, most by 0.25 at [0]: 1.5, not 1.25; [1.5"
+
+    def second(again, inputs=inputs):
+        more = {"inputs": inputs, "dtype": "float32", "expected": "it within 1e-12 of [1.25", "seen": several}
+        cases = [dataclasses.replace(failed.cases[0], clauses=(clause,), outcome="fail", **more)]
+        lines = failure_lines(dataclasses.replace(failed, cases=tuple(cases)), clause, again)
+        assert lines[2] == "      it within 1e-12: 12 of 12 differ, most by 0.25 at [0]: 1.5, not 1.25"
+        assert len(lines[1]) <= WIDTH
+        return lines[1].strip()
+
+    said = "SGD(lr=0.5, momentum=0.9), sparse, place 1, float32"
+    assert second("keyedopt replay X") == f"{said} | keyedopt replay X"
+    assert second("") == said
+    assert second(f"keyedopt replay X --target {'y' * 90}") == f"{said} | keyedopt replay X --target TARGET"
+    assert second("keyedopt replay X", {"algorithm": "A" * 200}).endswith("AAA... | keyedopt replay X")
 
 
 def test_options_reach_the_run(run_line, checked):
@@ -306,7 +336,8 @@ def test_the_command_that_a_check_prints_repeats_the_case(
 
 
 def test_the_command_that_a_check_prints_imports_what_the_check_did(failed):
-    _, again = next_steps(judge(failed), "x.json", "acme", ("a_device",))
+    command = functools.partial(replay_command, target="acme", imports=("a_device",))
+    _, again = next_steps(judge(failed), command)
     assert again.endswith(" --run --target acme --import a_device")
 
 
@@ -325,6 +356,16 @@ def test_an_area_is_explained(run_line):
     assert done.returncode == 0
     for clause in spec.areas()["warmup"].clauses:
         assert f"{clause.id}  {clause.level}  " in done.stdout
+
+
+def test_a_prefix_lists_the_clauses_that_fit(run_line):
+    lines = run_line("explain", "CLIP-00").stdout.splitlines()
+    found = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert found == [one for one in spec.clauses() if one.startswith("CLIP-00")]
+    data = json.loads(run_line("explain", "clip", "--json").stdout)
+    assert [one["id"] for one in data["clauses"]] == [
+        one for one in spec.clauses() if one.startswith("CLIP-")
+    ]
 
 
 def test_every_clause_can_be_explained(run_line, sample):

@@ -129,9 +129,12 @@ def test_a_target_that_is_not_installed_says_how_to_install_it_or_nothing(monkey
         assert re.fullmatch(r"not installed(; install it with: pip install \S.*)?", problem), problem
 
 
-def test_the_list_of_workloads_fits_a_terminal(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "show", [bench_table.show_list, lambda: listing.listing("targets"), lambda: listing.listing("clauses")]
+)
+def test_a_list_fits_a_terminal(monkeypatch, capsys, show):
     monkeypatch.setattr(bench_table.sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "70")
-    bench_table.show_list()
+    show()
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 70

@@ -58,9 +58,11 @@ def test_a_listed_failure_that_passes_turns_the_gate_of_pytest_red(run, failed, 
         (("--expectations", "none.toml"), "there is no expectations file 'none.toml'"),
         (("--level", "maybe"), "invalid choice: 'maybe'"),
         (("--level", "must", "-n", "1"), "judge a whole run: use no -n"),
+        (("--keyedopt-clause", "KEYED-0001"), "there is no clause 'KEYED-0001'; did you mean KEYED-0"),
+        (("--keyedopt-area", "keyd"), "there is no area 'keyd'; did you mean keyed?"),
     ],
 )
 def test_what_the_gate_of_pytest_cannot_use_is_an_error(run, options, said):
     done = run[0](*options)
-    assert done.returncode not in (0, 1)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert said in done.stdout + done.stderr

@@ -62,6 +62,16 @@ def test_a_case_cannot_run_if_a_rank_cannot():
         on_ranks(need_a_library)
 
 
+def test_no_rank_can_end_before_all_have_joined(monkeypatch):
+    def refuse(*given):
+        raise ValueError("the barrier")
+
+    on_ranks(number)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_store_based_barrier", refuse)
+    with pytest.raises(Mismatch, match="rank 0 of 2 raised ValueError: the barrier"):
+        on_ranks(number)
+
+
 def hang():
     if number() == 0:
         wait_for_others()
@@ -250,7 +260,8 @@ sys.exit(largest_code(1))
 def test_processes_of_torchrun_meet_before_a_case_and_return_one_code(torchrun_store):
     from keyedopt.conformance.suite.support.torchrun import largest_code, meet
 
-    assert meet("a case", 0.01) == "rank 1 of torchrun did not come within 0.01 s: see its messages"
+    late = "rank 1 of torchrun did not come within 0.01 s: see its messages; --time-limit gives more"
+    assert meet("a case", 0.01) == late
     with subprocess.Popen([sys.executable, "-c", LATE], env={**os.environ, "RANK": "1"}) as other:
         assert meet("a case", 120) == ""
         assert largest_code(0) == 1

@@ -46,6 +46,7 @@ class KeyedOptimizerWrapper(torch.optim.Optimizer):
         ("import os; os._exit(7)", "(exit status 7): it printed nothing"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "(killed by SIGKILL)"),
         ("import ctypes; ctypes.string_at(0)", "(killed by SIGSEGV)"),
+        ("import os; os.closerange(0, 256)", "broken closed file descriptors of its process when it was imp"),
         ("import os\nprint('a\\n\\x1b[31mlast', flush=True); os._exit(1)", "(exit status 1): \\x1b[31mlast"),
         ("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0"),
         ("raise KeyboardInterrupt", "built (exit status 1): KeyboardInterrupt"),

@@ -1,15 +1,19 @@
 """Time limits count what a process uses, also on a busy machine; a case that reaches its limit runs again."""
 
+import json
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from making import TARGETS, module, plain_cases
 
 from keyedopt.conformance.run import runner
+from keyedopt.conformance.run.processes import ProcessError
 from keyedopt.conformance.run.runner import Options
-from keyedopt.conformance.suite.support import clock
+from keyedopt.conformance.suite.support import clock, ranks, replica_groups, torchrun
+from keyedopt.conformance.suite.support.assertions import Late
 from keyedopt.conformance.suite.support.clock import BACKSTOP, STEP, Clock
 
 #: Slow tests: so many of these every day.
@@ -86,6 +90,37 @@ def test_the_kernel_says_what_a_process_and_its_children_do():
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     assert clock._use_and_sleep(busy) == (0.0, True)
+
+
+def test_the_time_limit_reaches_the_smoke_stage_torchrun_and_replica_groups(monkeypatch):
+    waits = {}
+
+    class NoProcesses:
+        def start(self, module, arguments, channel):
+            channel.close()
+            waits["smoke"] = json.loads(arguments[0])["seconds"]
+            raise ProcessError("enough")
+
+    with pytest.raises(runner.RunError):
+        runner._examine("acme", Options(), 2000.0, NoProcesses())
+    monkeypatch.setattr(torchrun, "meet", lambda place, seconds, said="": waits.update({place: seconds}))
+    monkeypatch.setattr(torchrun, "store", lambda seconds: waits)
+    monkeypatch.setenv("WORLD_SIZE", "0")
+    assert runner._meet("acme", 2000.0) == 2000.0
+    with pytest.raises(ValueError, match="empty"):
+        torchrun.largest_code(0, 2000.0)
+    monkeypatch.setattr(replica_groups, "wait_for", lambda groups, limit: waits.update(groups=limit))
+    monkeypatch.setattr(ranks, "_LIMIT", [2000.0])
+    replica_groups.Groups(None, None).answers([])
+    assert waits.keys() == {"smoke", "check acme", "end", "groups"}
+    assert min(waits.values()) >= 2000.0
+
+
+def test_a_replica_group_that_reaches_the_limit_names_the_option(monkeypatch):
+    late = SimpleNamespace(number=3, running=True, late=True, where=lambda: "a line")
+    monkeypatch.setattr(replica_groups, "wait_for", lambda groups, limit: None)
+    with pytest.raises(Late, match=r"group 3 reached the time limit \(--time-limit\) in a line"):
+        replica_groups.Groups(None, None).answers([late])
 
 
 #: An implementation that takes too long, once.

@@ -250,7 +250,7 @@ def test_a_failure_names_the_clause_that_it_follows(capsys):
         show(run, judge(run))
         return capsys.readouterr().out
 
-    assert f"follows {before}: test_b::test_c" in shown()
+    assert f"follows {before}: Adam | " in shown()
     assert f"follows {before}" not in shown(inputs={"algorithm": "SGD"})
     assert f"follows {before}" not in shown(outcome="pass")
 

@@ -38,16 +38,6 @@ def descriptors():
             continue
 
 
-def rank_outcome():
-    """Write what a rank says at its end, and end the rank."""
-    import pickle
-
-    for number in range(3, 200):
-        if "memfd:outcome" in os.path.realpath(f"/proc/self/fd/{number}"):
-            os.pwrite(number, pickle.dumps(("result", None)), 0)
-    os._exit(0)
-
-
 def torch_equal():
     """Replace `torch.equal`."""
     import torch
@@ -297,6 +287,26 @@ def warnings_context():
     _swallowing_once(warnings.catch_warnings)
 
 
+def deciding_function():
+    """Replace the function that decides the outcome, in a case, and restore it."""
+    from keyedopt.conformance.run import engine
+
+    original = engine.found_in
+
+    def found_in(item, error):
+        engine.found_in = original
+        return {"outcome": "pass"}
+
+    engine.found_in = found_in
+
+
+def cleaning_function():
+    """Have the function that cleans the texts of a failure end the worker without a record."""
+    from keyedopt.conformance.run import outcomes
+
+    outcomes.clean = lambda *given: os._exit(0)
+
+
 def json_function():
     """Replace the function that encodes records."""
     original = json.dumps
@@ -353,8 +363,26 @@ def frames():
         frame = frame.f_back
 
 
+def channel():
+    """In the last case, write the record of a pass into the channel of the process, and end the process."""
+    import socket
+
+    frame = sys._getframe()
+    while "item" not in frame.f_locals:
+        frame = frame.f_back
+    item = frame.f_locals["item"]
+    case = f"{item.path.stem}::{item.nodeid.partition('::')[2]}"
+    for number in range(3, 200):
+        try:
+            socket.socket(fileno=number).send(json.dumps({"end": {"case": case, **PASS}}).encode() + b"\n")
+        except OSError:
+            continue
+    os._exit(0)
+
+
 AT_STEP = (
-    *("exit_with_success", "frames", "engine_late", "builtin"),
+    "channel",
+    *("exit_with_success", "frames", "engine_late", "builtin", "deciding_function", "cleaning_function"),
     *("null_context", "generator_context", "warnings_context"),
 )
 

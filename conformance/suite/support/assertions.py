@@ -141,10 +141,8 @@ def expect_within(
     errors = ulp_errors(seen, exact, before)
     error = float(errors.max()) if errors.numel() else 0.0
     if not error <= budget:
-        raise Mismatch(
-            f"{what} within {budget:g} ULP of {_text(exact)}",
-            f"{error:g} ULP, {unlike(seen, exact, ~(errors <= budget))}{_text(seen)}",
-        )
+        said = unlike(seen, exact, ~(errors <= budget), errors) or f"{error:g} ULP, "
+        raise Mismatch(f"{what} within {budget:g} ULP of {_text(exact)}", f"{said}{_text(seen)}")
     return error
 
 
@@ -277,8 +275,13 @@ def _state_of(value: Any) -> list[Any]:
     return [list(part) if index > 2 and part else part for index, part in enumerate(made)]
 
 
-def unlike(seen: object, expected: torch.Tensor, wrong: torch.Tensor | None = None) -> str:
-    """Say how many elements differ, and where most.
+def unlike(
+    seen: object,
+    expected: torch.Tensor,
+    wrong: torch.Tensor | None = None,
+    ulps: torch.Tensor | None = None,
+) -> str:
+    """Say how many elements differ, the greatest difference, and where.
 
     Of single numbers, and of tensors that cannot be compared element by element, nothing is said.
 
@@ -286,9 +289,10 @@ def unlike(seen: object, expected: torch.Tensor, wrong: torch.Tensor | None = No
         seen: the value of an implementation.
         expected: what it should be.
         wrong: the elements that are beyond the tolerance; None if there is none, so that only equals agree.
+        ulps: the difference of each element in units in the last place; None is the absolute difference.
 
     >>> unlike(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 0.5]))
-    '1 of 2 differ, most at [1]: 1.5, not 0.5; '
+    '1 of 2 differ, most by 1 at [1]: 1.5, not 0.5; '
     """
     if not isinstance(seen, torch.Tensor) or seen.shape != expected.shape or expected.numel() < 2:
         return ""
@@ -301,12 +305,14 @@ def unlike(seen: object, expected: torch.Tensor, wrong: torch.Tensor | None = No
     agree = (have == want) | (have.isnan() & want.isnan()) if wrong is None else ~wrong
     if agree.all():
         return ""
-    gap = torch.where(agree, -1.0, (have - want).abs().nan_to_num(nan=math.inf)).reshape(-1)
-    place = torch.unravel_index(gap.argmax(), have.shape)
-    found, wanted = (float(value[place]) for value in (have, want))
+    gaps = (have - want).abs() if ulps is None else ulps
+    ranked = torch.where(agree, -1.0, gaps.nan_to_num(nan=math.inf, posinf=math.inf)).reshape(-1)
+    place = torch.unravel_index(ranked.argmax(), have.shape)
+    found, wanted, gap = (float(value[place]) for value in (have, want, gaps))
     where = ", ".join(str(int(number)) for number in place)
     count = f"{int((~agree).sum())} of {have.numel()}"
-    return f"{count} differ, most at [{where}]: {found:.6g}, not {wanted:.6g}; "
+    most = f"{gap:.3g}{'' if ulps is None else ' ULP'}"
+    return f"{count} differ, most by {most} at [{where}]: {found:.6g}, not {wanted:.6g}; "
 
 
 def _text(value: object) -> str:

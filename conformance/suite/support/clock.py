@@ -14,6 +14,8 @@ LOOK, STEP = 0.5, 1.0
 IDLE = 0.05
 #: Wall-clock time ends what never gets a processor, or waits for a disk, after so many times the limit.
 BACKSTOP = 20.0
+#: Ends the message of each time limit.
+RAISE = "; --time-limit gives more"
 
 
 class Clock:

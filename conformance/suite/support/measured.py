@@ -143,7 +143,7 @@ def measure_golden(
         oracle = torch.tensor(exact, dtype=torch.float64)
         what, entry = f"{name} after step {step}", {"quantity": name, "dtype": dtype, "steps": step}
         if dtype == "float64":
-            measure_relative(measuring, seen, oracle, size, what, **entry)
+            measure_relative(measuring, seen, oracle, size, f"{dtype} {what}", **entry)
             continue
         if beta2 is None:
             budget = error_budget(made["worst"][dtype][str(step)][name])

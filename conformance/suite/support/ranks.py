@@ -24,7 +24,7 @@ from keyedopt.conformance.suite.support.assertions import Late, Mismatch
 from keyedopt.conformance.suite.support.clock import BACKSTOP
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
-from keyedopt.conformance.suite.support.rank_processes import RankProcess, StoreFile, wait_for
+from keyedopt.conformance.suite.support.rank_processes import LATE, RankProcess, StoreFile, wait_for
 from keyedopt.conformance.suite.support.scratch import scratch_folder
 from keyedopt.conformance.suite.support.torchrun import (
     PATIENCE,
@@ -58,6 +58,11 @@ def choose_ranks(ranks: int) -> None:
 def limit_ranks(seconds: float) -> None:
     """Set the seconds that the ranks of a case may take."""
     _LIMIT[0] = seconds
+
+
+def limit_of_ranks() -> float:
+    """Return the seconds that the ranks of a case may take."""
+    return _LIMIT[0]
 
 
 def why_no_ranks(device: torch.device, more: int = 0) -> str:
@@ -121,7 +126,7 @@ def on_ranks(
     numbers: Sequence[int] = range(size)
     if under_torchrun():
         numbers = [this_process()]
-        if absent := meet(run, PATIENCE):
+        if absent := meet(run, max(PATIENCE, _LIMIT[0])):
             raise Mismatch(f"all {size} ranks to begin", absent)
     file = StoreFile()
     started: list[RankProcess] = []
@@ -223,7 +228,9 @@ def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
         torch.get_device_module(kind).set_device(the_device())
     backend = distributed.get_default_backend_for_device(kind)
     timeout = datetime.timedelta(seconds=seconds)
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"  # or a rank could end while another connects to it
     distributed.init_process_group(backend, store=shared, rank=number, world_size=size, timeout=timeout)
+    del os.environ["TORCH_DIST_INIT_BARRIER"]
 
 
 class _KeptRanks:
@@ -334,7 +341,7 @@ def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
             raise MissingName(text[1], name=text[0])
     wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")
     verbs = {"mismatch": "saw", "raised": "raised", "hung": "hung in", "ended": "ended:"}
-    verbs["late"] = "reached the time limit (--time-limit) in"
+    verbs["late"] = LATE
     texts = [
         f"rank {rank} of {size} {verbs[kind]} {text[1] if kind == 'mismatch' else text}"
         for rank, kind, text in bad

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.assertions import Late, Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun
-from keyedopt.conformance.suite.support.rank_processes import RankProcess, wait_for
+from keyedopt.conformance.suite.support.rank_processes import LATE, RankProcess, wait_for
+from keyedopt.conformance.suite.support.ranks import limit_of_ranks
 
-#: Seconds that an all-reduce waits for a group that hangs, and seconds that a request may take.
-PATIENCE_OF_GROUPS, LONGEST_REQUEST = 2.0, 25.0
+#: The parts of the time limit of ranks (20 s by default) that an all-reduce waits for a group that hangs, and
+#: that a request may take.
+PATIENCE_OF_GROUPS, LONGEST_REQUEST = 0.1, 1.25
 #: Where all groups begin.
 FIRST_WEIGHTS = [1.0, -2.0, 3.0]
 
@@ -94,15 +96,17 @@ class Groups:
         """Wait for what groups say to the commands that they were sent.
 
         Raises:
-            Mismatch: a group failed, or said nothing in time.
+            Mismatch: a group failed, or said nothing in time (`Late`).
         """
-        wait_for(groups, LONGEST_REQUEST)
+        wait_for(groups, LONGEST_REQUEST * limit_of_ranks())
         outcomes: list[Any] = [
-            ("hung in", group.where()) if group.running else group.outcome() for group in groups
+            (LATE if group.late else "hung in", group.where()) if group.running else group.outcome()
+            for group in groups
         ]
         for group, (kind, value) in zip(groups, outcomes, strict=True):
             if kind != "result":
-                raise Mismatch("each replica group to go on", f"group {group.number} {kind} {value}")
+                raised = Late if kind == LATE else Mismatch
+                raise raised("each replica group to go on", f"group {group.number} {kind} {value}")
         return [value for _, value in outcomes]
 
     def _fork(self, serve: Callable[[RankProcess], None]) -> RankProcess:
@@ -144,9 +148,9 @@ class _Group:
         self._inner = build(self._param)
         distributed: Any = torch.distributed
         self._store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        limit = timedelta(seconds=LONGEST_REQUEST)
+        limit = timedelta(seconds=LONGEST_REQUEST * limit_of_ranks())
         self._manager = Manager(
-            pg=ProcessGroupGloo(timeout=timedelta(seconds=PATIENCE_OF_GROUPS)),
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=PATIENCE_OF_GROUPS * limit_of_ranks())),
             min_replica_size=1,
             state_dict=lambda: {"p": self._param.detach().clone(), "optim": self._inner.state_dict()},
             load_state_dict=self._load,

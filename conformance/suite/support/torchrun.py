@@ -2,12 +2,16 @@
 
 import datetime
 import os
+import sys
 import time
 from typing import Any
 
 import torch
 
-#: Seconds that a process waits for the others before a case; the time limit of a case is longer by these.
+from keyedopt.conformance.suite.support.clock import RAISE
+
+#: Seconds that a process waits for the others before a case, or the time limit of a case if that is longer;
+#: the time limit of a case is longer by these.
 PATIENCE = 60.0
 #: Seconds that a process waits for the others to import the target, or to end.
 LONG_PATIENCE = 900.0
@@ -62,14 +66,22 @@ def meet(place: str, seconds: float, said: str = "") -> str:
         if not absent:
             return ""
         if never or time.monotonic() > end:
-            how = "has ended before" if never else f"did not come within {seconds:g} s"
-            return f"rank {(never or absent)[0]} of torchrun {how}: see its messages"
+            how, more = f"did not come within {seconds:g} s", RAISE
+            if never:
+                how, more = "has ended before", ""
+            return f"rank {(never or absent)[0]} of torchrun {how}: see its messages{more}"
         time.sleep(0.01)
 
 
-def largest_code(code: int) -> int:
-    """Return the largest of the exit codes of all processes, or 2 if a process does not end."""
-    if meet(END, LONG_PATIENCE, str(code)):
+def largest_code(code: int, limit: float = 0.0) -> int:
+    """Return the largest of the exit codes of all processes; say so, and return 2, if a process does not end.
+
+    Args:
+        code: of this process.
+        limit: seconds to wait for the others, if more than `LONG_PATIENCE`.
+    """
+    if absent := meet(END, max(LONG_PATIENCE, limit), str(code)):
+        sys.stderr.write(f"keyedopt: {absent}\n")
         return 2
     common = store(LONG_PATIENCE)
     return max(int(common.get(f"{END}/{rank}")) for rank in range(processes()))
