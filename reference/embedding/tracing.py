@@ -95,7 +95,7 @@ class TracedLookups(nn.Module):
         Gradients of tables without an optimizer, and of the weights of lookups, are computed outside of a
         graph, and so are lookups with a variable batch size.
         """
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             return True
         if is_keyed(features) and has_variable_batch(features):
             return False
@@ -119,7 +119,7 @@ class TracedLookups(nn.Module):
         jagged = [parse_feature(given, name, weighted) for name in plan.names]
         children = self._children()
         tables = [children[config.name].weight for config in self._configs]
-        exporting = torch.compiler.is_exporting()
+        exporting = _is_exporting()
         training = self.training and torch.is_grad_enabled() and not exporting
         outputs = self.look_up_operator(
             torch.empty(0),
@@ -141,6 +141,14 @@ class TracedLookups(nn.Module):
         if not keyed:
             return found
         return jagged_tensors(features, found, [jagged[one].offsets for one in plan.features])
+
+
+_HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")
+
+
+def _is_exporting() -> bool:
+    # The compiler of torch 2.11 takes `is_exporting` for True in each graph, which would train no table.
+    return torch.compiler._is_exporting_flag if _HAS_FLAG else torch.compiler.is_exporting()
 
 
 def _by_key(features: Any, weighted: bool) -> Mapping[str, Jagged]:
