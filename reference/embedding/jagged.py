@@ -38,7 +38,7 @@ _KEYED = ("keys", "stride", "variable_stride_per_key", "inverse_indices_or_none"
 
 def is_keyed(features: Any) -> bool:
     """Return whether this is a `KeyedJaggedTensor`."""
-    return _has_methods(type(features), _KEYED)
+    return _has_methods(type(features), _KEYED)  # type: ignore[arg-type]  # a class is hashable
 
 
 @lru_cache(maxsize=256)
@@ -48,7 +48,7 @@ def _has_methods(cls: type, names: tuple[str, ...]) -> bool:
 
 def as_jagged(given: Any, weighted: bool) -> Any:
     """Return a `JaggedTensor` as a `Jagged`, with its weights if `weighted`; anything else as it is."""
-    if not _has_methods(type(given), _JAGGED):
+    if not _has_methods(type(given), _JAGGED):  # type: ignore[arg-type]  # a class is hashable
         return given
     return Jagged(given.values(), given.offsets(), given.weights_or_none() if weighted else None)
 
