@@ -132,7 +132,8 @@ class Maker:
             plain = self.scratch / "commit.tar"
             git("archive", "-o", str(plain), commit, "fused", "reference")
             with tarfile.open(plain) as tar:
-                tar.extractall(place, filter="data")
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and newer
+                tar.extractall(place)
         (tree / "commits").mkdir(parents=True, exist_ok=True)
         (tree / "commits" / "commits.txt").write_text("\n".join([*listed, ""]), encoding="utf-8")
         command = [

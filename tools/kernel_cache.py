@@ -222,7 +222,8 @@ def unpack(archive: Path, folder: Path, architecture: int | None = None) -> list
             )
         if wrong:
             return wrong
-        tar.extractall(folder, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and newer
+        tar.extractall(folder)
     for path in folder.rglob("__grp__*"):  # Triton finds files by their absolute paths
         files = json.loads(path.read_text(encoding="utf-8"))["child_paths"]
         kept = {name: str(path.with_name(name)) for name in files if path.with_name(name).exists()}

@@ -40,7 +40,8 @@ def unpack(bundle: Path, site: Path) -> None:
     for name, folder in ARCHIVES.items():
         if (bundle / name).exists():
             with tarfile.open(bundle / name) as tar:
-                tar.extractall(site / folder, filter="data")
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and newer
+                tar.extractall(site / folder)
     link(site / "checkout", packages)
     (site / "environment.sh").write_text(environment(bundle, site), encoding="utf-8")
     known.write_bytes(manifest)  # last: a site that was not finished is unpacked again
