@@ -38,7 +38,7 @@ def runs(small: bool) -> list[tuple[str, str, tuple[str, ...]]]:
 def run(context: Context) -> None:
     """Save the results of all checks; of one that reaches the limit, its cases until then."""
     found: dict[str, Any] = {}
-    workers = ("--workers", "2") if context.small else ()
+    count = 2 if context.small else len(os.sched_getaffinity(0))  # each worker compiles kernels
     for name, target, areas in runs(context.small):
         if context.left() < 1:
             found[name] = {"outcome": "no time left"}
@@ -49,7 +49,7 @@ def run(context: Context) -> None:
             old.unlink(missing_ok=True)
         command = [sys.executable, "-m", "keyedopt.cli.main", "check", target, "--device", context.device]
         command += [f"--area={area}" for area in areas]
-        command += ["--output", str(output), *workers]
+        command += ["--output", str(output), "--workers", str(count)]
         preferred = {"KEYEDOPT_BACKEND": "triton"} if context.device.startswith("cuda") else {}
         process = context.start(command, context.work / f"{name}.txt", **preferred)
         begin = time.monotonic()
