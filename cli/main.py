@@ -76,6 +76,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
+            "--device",
             metavar="DEVICE",
             help="Where cases run, such as cuda:1; default: the target's first. See `list devices`.",
         ),
@@ -215,7 +216,9 @@ def replay(
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="TARGET", help="The implementation, if the one of the result is not registered."
+            "--target",
+            metavar="TARGET",
+            help="The implementation, if the one of the result is not registered.",
         ),
     ] = None,
     imports: Imports = None,

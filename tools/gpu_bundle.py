@@ -40,7 +40,7 @@ LIMIT = 60 << 20
 #: What the host lacks of what keyedopt and asv need.
 WHEELS = (
     *("tomlkit", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py"),
-    *("asv==0.6.6", "asv-runner", "json5", "pympler", "importlib-metadata"),
+    *("asv==0.6.6", "asv-runner", "json5", "pympler", "importlib-metadata==8.7.0"),
 )
 FBGEMM = "fbgemm-gpu==1.6.0"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")

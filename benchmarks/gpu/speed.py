@@ -1,5 +1,8 @@
 """Stage 5: tables beside FBGEMM and torch, kernel times, host times and launches of a step."""
 
+import cProfile
+import io
+import pstats
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +22,9 @@ from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import TargetError
 
-#: The tasks of the workloads of the model: FBGEMM is a peer of all, torch of Adagrad.
-TABLES = ("train-rowwise_adagrad", "backward-rowwise_adagrad", "train-adagrad")
+#: The tasks of the workloads of the model, first in the form of torchrec's models: FBGEMM is a peer of all,
+#: torch of Adagrad.
+TABLES = ("train_joined-rowwise_adagrad", "train_joined-adagrad", "train-rowwise_adagrad")
 #: What is measured if time is left: workloads with their tasks.
 MORE = (
     (("small-step", "500-tiny-tables"), ("train-rowwise_adagrad",)),
@@ -32,11 +36,13 @@ MORE = (
 )
 PEERS = ("fbgemm", "torch")
 #: Of one comparison.
-BUDGET = Budget(seconds=0.6, warmup=0.2, least=4)
+BUDGET = Budget(seconds=0.5, warmup=0.1, least=4)
 #: Numbers of tables of which the host time of a step is measured.
 COUNTS = (8, 26, 500)
 #: Steps that are timed together, and how often.
 STEPS, ROUNDS = 10, 9
+#: Steps that are profiled, and the lines of the profile that are kept.
+PROFILED, LINES = 100, 45
 
 
 def pairs() -> list[tuple[Workload, Task]]:
@@ -55,10 +61,8 @@ def run(context: Context) -> None:
     clock = clock_of(context.device)
     chosen = [(WORKLOADS["small-step"], TASKS["train-adagrad"])] if context.small else pairs()
     budget = Budget(0.05, warmup=0.0, least=2, most=4) if context.small else BUDGET
-    main = len(model.workloads()) * len(TABLES)
+    host(context, found)
     for number, pair in enumerate(chosen):
-        if number == main or context.small:
-            host(context, found)
         if context.left() < 2:
             found["left_out"].append(
                 "no time left for " + ", ".join(f"{w.name} {t.name}" for w, t in chosen[number:])
@@ -117,16 +121,30 @@ def host(context: Context, found: dict[str, Any]) -> None:
     for count in COUNTS[:1] if context.small else COUNTS:
         name = f"{count} tables"
         work = replace(WORKLOADS["small-step"], name=name, tables=count)  # type: ignore[arg-type]
-        for who, job in jobs(listed[:2], work, TASKS["train-rowwise_adagrad"], context.device):
+        for who, job in jobs(listed[:2], work, TASKS[TABLES[0]], context.device):
             row: dict[str, Any] = {"tables": count, "implementation": who}
             if isinstance(job, Job):
                 row["seconds"] = host_seconds(job, context.device)
                 job.prepare()
                 row["launches"] = resources.launches(job.run, context.device)
+                if who == "fused":
+                    row["profile"] = profile_of(job)
             else:
                 row["why"] = job
             found["host"].append(row)
             context.save(found)
+
+
+def profile_of(job: Job) -> list[str]:
+    """Return the functions that take most of the host time of some steps, as lines of `pstats`."""
+    profile = cProfile.Profile()
+    with torch.autograd.set_multithreading_enabled(False):  # the profiler sees only this thread
+        for _ in range(PROFILED):
+            job.prepare()
+            profile.runcall(job.run)
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(LINES)
+    return text.getvalue().splitlines()
 
 
 def host_seconds(job: Job, device: str, now: Callable[[], float] = time.perf_counter) -> float:

@@ -49,7 +49,7 @@ class Stage:
 
 #: All stages, in rising value and cost.
 STAGES = (
-    Stage(1, "environment", 20, "keyedopt.benchmarks.gpu.machine_report"),
+    Stage(1, "environment", 60, "keyedopt.benchmarks.gpu.machine_report"),
     Stage(2, "kernels", 90, "keyedopt.tools.compare_kernels"),
     Stage(3, "conformance", 200, "keyedopt.benchmarks.gpu.conformance_runs"),
     Stage(4, "checks", 60, "keyedopt.benchmarks.gpu.checks_and_sanitizer"),

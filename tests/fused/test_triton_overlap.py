@@ -185,20 +185,12 @@ def case_nothing_trained(how: str) -> None:
         sound(device)
 
 
-def case_by_count() -> None:
-    """Unless it is asked for, a sort of little is not worth a stream."""
-    from keyedopt.fused.backends.triton import streams
-
+def case_not_asked() -> None:
+    """Unless it is asked for, everything is in the stream of the forward pass."""
     module, given = made()
     with overlap(""), model_for(module, given) as device:
         backward(module(given))
         assert set(device.of("find_runs")) == {MAIN}
-        with patch.object(streams, "MIN_SIDE_VALUES", 36):
-            backward(module(given))
-        assert device.of("find_runs") == [MAIN, SIDE]
-        with patch.object(streams, "MIN_SIDE_VALUES", 37):
-            backward(module(given))
-        assert device.of("find_runs") == [MAIN, SIDE, MAIN]
         sound(device)
 
 
@@ -261,7 +253,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"nothing_trained-{how}", lambda how=how: case_nothing_trained(how)
     yield "let_go", case_let_go
     yield "captured", case_captured
-    yield "by_count", case_by_count
+    yield "not_asked", case_not_asked
     yield "misspelt", case_misspelt
     yield "wide_keys", case_wide_keys
 

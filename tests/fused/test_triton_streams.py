@@ -83,7 +83,7 @@ def test_the_stream_beside_is_one_and_goes_first(cuda, monkeypatch):
     streams._side_stream.cache_clear()
     device = torch.device("cuda", 0)
     for _ in range(2):
-        with streams.side_stream(device, 1, []):
+        with streams.side_stream(device, []):
             pass
     streams._side_stream.cache_clear()
     assert made == [((device,), {"priority": -1})]

@@ -95,7 +95,7 @@ def _looked_up(
         "dev_weights": dev,
         "host_weights": host,
         "uvm_weights": weight.new_empty(0),
-        "lxu_cache_weights": weight.new_empty(0),
+        "lxu_cache_weights": weight.new_empty(0, 0),
         "indices": values,
         "offsets": offsets,
         "indice_weights": factors,

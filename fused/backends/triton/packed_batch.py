@@ -42,7 +42,7 @@ def look_up(group: Group, lookups: PackedLookups, tuning: Tuning, training: bool
     if training and batch.count:
         read = [batch.buffer, lookups.values, lookups.offsets]
         read += [] if lookups.weights is None else [lookups.weights]
-        with side_stream(device, batch.count, read):
+        with side_stream(device, read):
             runs = runs_of(batch)
             lookups.prepared = group, Prepared(runs, runs.filled(), 0)
     output = torch.empty(lookups.bags, layout.width, dtype=torch.float32, device=device)
