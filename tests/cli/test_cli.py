@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+import typer
 from making import (
     TARGETS,
     alive,
@@ -20,7 +23,9 @@ from making import (
     module,
     refused,
 )
+from typer.models import OptionInfo
 
+from keyedopt.cli.main import app
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.markdown import markdown
@@ -59,6 +64,25 @@ def test_help_is_short_to_type_and_no_line_of_it_is_cut(run_line):
     assert done.returncode == 0
     assert "..." not in done.stdout.replace("[ARGS]...", "")
     assert run_line("--version").stdout == f"keyedopt {version('keyedopt')}, suite {spec.SUITE_VERSION}\n"
+
+
+def commands(typer_app: typer.Typer) -> Iterator[Any]:
+    for one in typer_app.registered_commands:
+        yield one.callback
+    for group in typer_app.registered_groups:
+        yield from commands(group.typer_instance)
+
+
+def test_an_option_whose_value_has_its_name_is_declared():
+    """Typer 0.27 names an option by its metavar, in capitals, if both are the same word."""
+    wrong = []
+    for callback in commands(app):
+        for name, kind in get_type_hints(callback, include_extras=True).items():
+            for about in getattr(kind, "__metadata__", ()):
+                same = str(getattr(about, "metavar", "")).lower() == name
+                if same and isinstance(about, OptionInfo) and about.default is ...:
+                    wrong.append(f"{callback.__name__} {name}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize(

@@ -155,3 +155,18 @@ def test_the_doctor_shows_what_is_wrong(doubtful: Any) -> None:
 
 if __name__ == "__main__":
     hand_over(check_planted(sys.argv[1:-1]))
+
+
+class Exact(TorchBackend):
+    """Outputs as exact as those of the kernels for CUDA; torch adds up thousands of equal rows less well."""
+
+    long_run = 3077
+
+    def look_up(self, tables: Any, lookups: Any) -> list[torch.Tensor]:
+        return [output.float() for output in self_check.exact_outputs(tables, lookups)]
+
+
+def test_kernels_that_are_more_exact_than_torch_pass() -> None:
+    """As on an H100, where ``pool`` was called wrong because torch was."""
+    tables = [Table(torch.zeros(4, 512), (torch.zeros(4),))]
+    assert self_check.wrong_kernel(Exact(), tables, Step("rowwise_adagrad", lr=0.1, eps=1e-8)) == ""
