@@ -24,6 +24,7 @@ QUALIFIERS = ("torch", "device", "gpu", "machine", "processor", "suite_version",
 OURS = (
     *("keyedopt-baseline", "keyedopt-gate", "keyedopt-noise", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),
+    *("keyedopt-first-light", "keyedopt-first-light-outcomes"),
 )
 #: Errors of a reader that meets a value of another type than its format says.
 DAMAGE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)

@@ -136,15 +136,8 @@ class Maker:
                 tar.extractall(place)
         (tree / "commits").mkdir(parents=True, exist_ok=True)
         (tree / "commits" / "commits.txt").write_text("\n".join([*listed, ""]), encoding="utf-8")
-        command = [
-            "-c",
-            "uploadpack.allowFilter=true",
-            "clone",
-            "-q",
-            "--bare",
-            "--filter=tree:0",
-            "--no-local",
-        ]
+        server = "git -c uploadpack.allowFilter=true upload-pack"  # it would not read an option of `clone`
+        command = ("clone", "-q", "--bare", "--filter=tree:0", "--no-local", "--upload-pack", server)
         git(*command, "--single-branch", ROOT.as_uri(), str(tree / "repository"))
         pack(tree, self.folder / "commits.tar.xz", self.scratch)
         return ", ".join(listed)

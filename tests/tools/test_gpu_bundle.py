@@ -2,6 +2,7 @@
 
 import json
 import struct
+import subprocess
 
 from keyedopt.tools import fbgemm_device_code, gpu_bundle
 
@@ -54,3 +55,30 @@ def test_a_part_that_fails_is_left_out_with_the_reason(tmp_path, monkeypatch, ca
     monkeypatch.setattr(gpu_bundle, "LIMIT", 4)
     assert gpu_bundle.make(maker, ["wheels"]) == 1
     assert "0.0 MiB of at most 0" in capsys.readouterr().out
+
+
+def test_the_repository_of_earlier_commits_has_no_trees_and_files(tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    (root / "fused" / "backends" / "triton").mkdir(parents=True)
+    (root / "reference").mkdir()
+    (root / "reference" / "a.py").write_text("")
+    monkeypatch.setattr(gpu_bundle, "ROOT", root)
+    monkeypatch.setattr(gpu_bundle, "APART", 1)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    for number in range(3):
+        (root / "fused" / "backends" / "triton" / "a.py").write_text(f"{number}")
+        gpu_bundle.git("add", ".")
+        gpu_bundle.git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", f"{number}")
+    folder, scratch = tmp_path / "bundle", tmp_path / "scratch"
+    folder.mkdir()
+    scratch.mkdir()
+    listed = gpu_bundle.Maker(folder, "python", scratch).commits().split(", ")
+    assert listed == gpu_bundle.git("rev-list", "HEAD~1").split()
+    command = ["cat-file", "--batch-all-objects", "--batch-check=%(objecttype)"]
+    found = subprocess.run(
+        ["git", "-C", str(scratch / "history" / "repository"), *command],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert found.stdout.split() == ["commit"] * 3
