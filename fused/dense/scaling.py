@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_HALF = (torch.float16, torch.bfloat16)
+#: What the kernel of `GradScaler` scales; on CUDA it lacks bfloat16.
+_SCALED = (torch.float16, torch.float32)
+_SCALED_ON_CPU = (*_SCALED, torch.bfloat16)
 
 
 def clipping_factor(norm: Tensor, bound: float) -> Tensor:
@@ -19,20 +21,23 @@ def clipping_factor(norm: Tensor, bound: float) -> Tensor:
 def scale_all(tensors: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply by one factor of float32 or float64, and round once; in float16 a small factor would be 0."""
     for (device, dtype), some in _by_kind(tensors).items():
-        precise = dtype is torch.float64
+        one_pass = dtype in _SCALED
         if device.type == "cpu":
             number = float(factor)
             if number == 1.0:
                 continue
-            precise |= not 1e-30 < number < 1.0  # round only the product
-        if dtype in _HALF or (dtype is torch.float32 and not precise):
-            # The kernel of `GradScaler`: one pass, and the float32 factor stays on the device.
+            one_pass = dtype in _SCALED_ON_CPU
+            if dtype is torch.float32 and not 1e-30 < number < 1.0:  # round only the product
+                one_pass = False
+        if one_pass:  # and the float32 factor stays on the device
             inf = torch.zeros(1, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(some, inf, factor.to(device, torch.float32))
             continue
-        for tensor in some:
-            wide = torch.promote_types(dtype, factor.dtype)
-            tensor.copy_(tensor.to(wide) * factor.to(device))
+        wide = torch.promote_types(dtype, factor.dtype)
+        for part in [[tensor] for tensor in some] if device.type == "cpu" else [some]:
+            products = [tensor.to(wide) for tensor in part]
+            torch._foreach_mul_(products, factor.to(device, wide))
+            torch._foreach_copy_(part, products)
 
 
 @torch.no_grad()

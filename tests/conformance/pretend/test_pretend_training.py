@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 import keyedopt.conformance.pretend  # noqa: F401 - registers the device
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
+from keyedopt.fused.dense.scaling import scale_all
 
 OPTIONS = ({}, {"foreach": True}, {"foreach": False}, {"fused": True})
 DEVICES = ("npu:0", "npu:1")
@@ -144,3 +145,18 @@ def test_a_second_accelerator_is_an_error():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "RuntimeError: the pretend accelerator 'npu' cannot be registered: 'acme' is" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gradients_are_scaled_in_every_dtype(dtype):
+    """The kernel of torch's `GradScaler` lacks bfloat16 on CUDA."""
+    given = [torch.tensor([3.0, -5.0], dtype=dtype), torch.tensor([0.1], dtype=dtype)]
+    tensors = [one.to("npu") for one in given]
+    factor = torch.tensor(0.3)
+    scale_all(tensors, factor.to("npu"))
+    for one, before in zip(tensors, given, strict=True):
+        assert torch.equal(one.cpu(), (before.double() * factor.double()).to(dtype))
+    if dtype is torch.bfloat16:
+        one, inf = torch.ones(1, device="npu"), torch.zeros(1, device="npu")
+        with pytest.raises(NotImplementedError, match="not implemented for torch.bfloat16"):
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, inf, one)
