@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo
 from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
 from keyedopt.fused.backends.packed import PackedLookups
-from keyedopt.fused.backends.streams import current
+from keyedopt.fused.backends.streams import current_id, stream_of
 from keyedopt.fused.embedding.feature_layout import FeatureLayout, GroupLayout
 from keyedopt.fused.embedding.inputs import Inputs
 from keyedopt.fused.embedding.table_groups import TableGroup
@@ -39,15 +39,16 @@ class ForwardGradients(list[GroupLookups]):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.device, self.stream = device, current(device)
+        self.device, self.stream = device, current_id(device)
 
     def record_stream(self) -> None:
         """Keep the memory of gradients for the present stream, for which autograd synchronizes streams.
 
         Otherwise their own stream could reuse the memory as soon as autograd frees it.
         """
-        stream = current(self.device)
-        if stream != self.stream:
+        now = current_id(self.device)
+        if now is not None and now != self.stream:
+            stream = stream_of(now)
             for _, lookups in self:
                 for lookup in [lookups] if type(lookups) is PackedLookups else lookups:
                     if lookup.grad is not None and lookup.grad.device == self.device:

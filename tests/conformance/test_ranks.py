@@ -68,7 +68,7 @@ def test_no_rank_can_end_before_all_have_joined(monkeypatch):
 
     on_ranks(number)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_store_based_barrier", refuse)
-    with pytest.raises(Mismatch, match="rank [01] of 2 raised ValueError: the barrier"):
+    with pytest.raises(Mismatch, match=r"rank [01] of 2 raised ValueError: the barrier"):
         on_ranks(number)
 
 

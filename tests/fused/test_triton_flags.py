@@ -29,12 +29,15 @@ def event(monkeypatch):
     empty = torch.empty
 
     class Stream:
-        def record_event(self):
-            return one
+        def record_event(self, event):
+            assert event is one
 
     monkeypatch.setattr(device_flags, "_COPIES", {})
     monkeypatch.setattr(device_flags, "capturing", lambda device: False)
-    monkeypatch.setattr(device_flags, "current", lambda device: Stream())
+    monkeypatch.setattr(device_flags, "_SPARE", {})
+    monkeypatch.setattr(device_flags, "current_id", lambda device: (0, 0, 1))
+    monkeypatch.setattr(device_flags, "stream_of", lambda identity: Stream())
+    monkeypatch.setattr(torch.cuda, "Event", lambda: one)
     flags = memory.view(torch.int32)
     kept = StreamTensors((flags[:3], flags[:3], memory[1:], flags[:1]))
     monkeypatch.setattr(device_flags, "_memory", lambda device: kept)

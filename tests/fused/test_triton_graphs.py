@@ -90,8 +90,9 @@ def test_words_that_were_used_of_late_stay(monkeypatch):
 @pytest.mark.parametrize("moved", [False, True])
 def test_gradients_are_kept_for_the_stream_that_updates(monkeypatch, moved):
     """The leaf belongs to the stream of the first forward, for as long as any graph is there."""
-    streams, said = iter(["first", "other" if moved else "first"]), []
-    monkeypatch.setattr(backward, "current", lambda device: next(streams))
+    streams, said = iter([(0, 0, 1), (7, 0, 1) if moved else (0, 0, 1)]), []
+    monkeypatch.setattr(backward, "current_id", lambda device: next(streams))
+    monkeypatch.setattr(backward, "stream_of", {(7, 0, 1): "other"}.get)
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: said.append((tuple(tensor.shape), stream))
     )
@@ -133,6 +134,7 @@ def test_a_capture_of_the_tables_device_counts(monkeypatch):
         def __exit__(self, *error: object) -> None:
             now.pop()
 
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", Guard)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now == [1])
     assert update.capturing(torch.device("cuda", 1))

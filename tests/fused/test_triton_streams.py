@@ -15,8 +15,16 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def cuda(monkeypatch):
     """Let a test say which stream is current, and whether it is captured."""
-    now = Mock(stream=Mock(), captured=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now.stream)
+    now, known = Mock(stream=Mock(), captured=False), []
+
+    def identity(index):
+        known.append(now.stream)
+        return known.index(now.stream), index, 1
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", identity, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(streams, "stream_of", lambda identity: known[identity[0]])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.captured)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     return now
@@ -36,6 +44,16 @@ def test_another_stream_waits_for_what_one_fills(cuda):
     cuda.stream, cuda.captured = captured, True
     assert filled.on_current_stream() == tensors
     captured.wait_event.assert_not_called()
+
+
+def test_an_event_is_recorded_late_for_what_seldom_crosses_streams(cuda):
+    mine, other = cuda.stream, Mock()
+    filled = StreamTensors.record(Mock(device=torch.device("cuda")), event=False)
+    filled.on_current_stream()
+    mine.record_event.assert_not_called()
+    cuda.stream = other
+    filled.on_current_stream()
+    other.wait_event.assert_called_once_with(mine.record_event.return_value)
 
 
 def test_what_a_graph_fills_is_waited_for_by_nobody(cuda):
@@ -61,6 +79,7 @@ def test_a_capture_is_looked_for_on_the_device_in_question(monkeypatch):
         def __exit__(self, *error):
             now.device = 0
 
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: now.device, raising=False)
     monkeypatch.setattr(torch.cuda, "device", Guard)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.device == 1)
     assert streams.capturing(torch.device("cuda", 1))

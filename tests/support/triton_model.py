@@ -126,7 +126,8 @@ class Device(TorchDispatchMode):
             (builder, "create_masked_store", noted("write", store, 2)),
             (builder, "create_atomic_rmw", noted("both", atomic, 3)),
             (executor, "__call__", launched),
-            *((one, "current", lambda device: self.now) for one in (streams, sort_passes)),
+            *((one, "current_id", lambda device: self.now) for one in (streams, sort_passes)),
+            (streams, "stream_of", lambda stream: stream),
             *(
                 (one, "capturing", lambda device: self.captured)
                 for one in (streams, sort_passes, device_buffers)

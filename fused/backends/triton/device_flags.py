@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.streams import capturing, current, on_cuda
+from keyedopt.fused.backends.streams import capturing, current_id, on_cuda, stream_of
 from keyedopt.fused.backends.triton.streams import TOO_SOON, StreamTensors
 
 #: The meaning of the bits of the flag.
@@ -52,8 +52,9 @@ class _Copy:
     event: Any
 
 
-#: The copy of the flag of each device that was begun last.
+#: The copy of the flag of each device that was begun last, and one that has arrived, for the next.
 _COPIES: dict[torch.device, _Copy] = {}
+_SPARE: dict[torch.device, _Copy] = {}
 
 
 def send_flag(device: torch.device) -> None:
@@ -61,12 +62,15 @@ def send_flag(device: torch.device) -> None:
     if not on_cuda(device):
         check(device)
         return
-    if device in _COPIES or capturing(device):
+    stream = current_id(device)
+    if device in _COPIES or stream is None or capturing(device):
         return
-    # the memory stays in `_COPIES` until the copy has ended
-    host = torch.empty(1, dtype=torch.int32, pin_memory=True)
-    host.copy_(_memory(device).on_current_stream()[3], non_blocking=True)
-    _COPIES[device] = _Copy(host, current(device).record_event())
+    copy = _SPARE.pop(device, None)
+    if copy is None:
+        copy = _Copy(torch.empty(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event())
+    copy.host.copy_(_memory(device).on_current_stream()[3], non_blocking=True)
+    stream_of(stream).record_event(copy.event)
+    _COPIES[device] = copy  # the memory stays there until the copy has ended
 
 
 def check_arrived(device: torch.device) -> None:
@@ -78,8 +82,10 @@ def check_arrived(device: torch.device) -> None:
     copy = _COPIES.get(device)
     if copy is None or capturing(device) or not copy.event.query():
         return
-    _COPIES.pop(device, None)
-    if copy.host.item():
+    wrong = bool(copy.host.item())
+    if _COPIES.pop(device, None) is copy:  # else another thread has it
+        _SPARE[device] = copy
+    if wrong:
         check(device)
 
 

@@ -17,8 +17,9 @@ from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 from keyedopt.fused.backends.triton.shapes import Tuning
 
-#: More keys than this are sorted by torch: three bits of a word of the look-back are the status.
-MOST_KEYS = 2**28
+#: As many keys and more are sorted by torch, which takes less time for them. `radix` could sort fewer than
+#: 2²⁸: three bits of a word of the look-back are the status.
+MOST_KEYS = 2**20
 #: A call has fewer lookups than this: `reduce.sum_runs` counts the positions of a run in int32.
 MOST_LOOKUPS = 2**31
 
@@ -91,7 +92,7 @@ class LookupBatch:
         columns: of the buffer.
         shift: the number of bits of a bag in a place, see `sort.place_of`.
         bits, key_dtype: the number of bits of the largest key; the narrowest dtype for the keys.
-        narrow: whether `radix` can sort the keys: at most 30 bits, and at most `MOST_KEYS` keys.
+        narrow: whether `radix` can sort the keys: at most 30 bits, and fewer than `MOST_KEYS` keys.
         place_bits, place_dtype: the same for the places, which have a lookup and a bag each.
     """
 

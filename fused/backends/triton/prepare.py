@@ -14,7 +14,7 @@ from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
 from keyedopt.fused.backends.triton.shapes import Tuning
 from keyedopt.fused.backends.triton.sort_passes import Sorted, sort_by_torch, sort_in_passes
-from keyedopt.fused.backends.triton.streams import StreamTensors, side_stream
+from keyedopt.fused.backends.triton.streams import StreamTensors, overlaps, side_stream
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Runs:
     def filled(self) -> StreamTensors:
         """Return the tensors, with the stream that fills them."""
         made = (self.keys, self.places, self.scales, self.starts, self.counts, self.ends)
-        return StreamTensors.record(*[one for one in made if one is not None])
+        return StreamTensors.record(*[one for one in made if one is not None], event=overlaps())
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.streams import capturing, current, on_cuda
+from keyedopt.fused.backends.streams import capturing, current_id, on_cuda
 from keyedopt.fused.backends.triton import radix
 from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
@@ -167,7 +167,7 @@ def sort_in_passes(batch: LookupBatch) -> Sorted:
     passes = passes_of(batch.bits, batch.place_bits, batch.place_dtype, scaled, tuning.digit, tuning.tile)
     widths, bins = passes.widths, passes.bins
     programs, tiles = passes.programs(count, device)
-    captured, stream = capturing(device), current(device)
+    captured, stream = capturing(device), current_id(device)
     # A graph may be replayed beside other work, so it gets its own memory.
     work = None if captured else _WORK.pop((device, stream), None)
     if work is None:

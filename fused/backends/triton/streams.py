@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.streams import capturing, current
+from keyedopt.fused.backends.streams import StreamId, capturing, current_id, stream_of
 
 #: The error of a capture that needs memory which a graph cannot allocate.
 TOO_SOON = "take a step of the same kind before you capture one in a CUDA graph"
@@ -22,16 +22,22 @@ class StreamTensors(NamedTuple):
     """Tensors of a device; on CUDA also the stream that fills them, and an event after that."""
 
     tensors: tuple[Tensor, ...]
-    stream: Any = None
+    stream: StreamId | None = None
     event: Any = None
 
     @classmethod
-    def record(cls, *tensors: Tensor) -> "StreamTensors":
-        """Return tensors that the work in the current stream fills."""
-        stream = current(tensors[0].device)
+    def record(cls, *tensors: Tensor, event: bool = True) -> "StreamTensors":
+        """Return tensors that the work in the current stream fills.
+
+        Args:
+            tensors: of one device.
+            event: whether to record the event now. Otherwise another stream that uses the tensors waits for
+                all that is in the stream by then: for tensors that seldom cross streams.
+        """
+        stream = current_id(tensors[0].device)
         if stream is None or capturing(tensors[0].device):  # events of a graph are not valid outside of it
             return cls(tensors)
-        return cls(tensors, stream, stream.record_event())
+        return cls(tensors, stream, stream_of(stream).record_event() if event else None)
 
     def on_current_stream(self) -> tuple[Tensor, ...]:
         """Return the tensors for use in the current stream; another stream waits for the event first.
@@ -41,9 +47,10 @@ class StreamTensors(NamedTuple):
         if self.stream is None:
             return self.tensors
         device = self.tensors[0].device
-        stream = current(device)
-        if stream != self.stream and not capturing(device):
-            stream.wait_event(self.event)
+        now = current_id(device)
+        if now is not None and now != self.stream and not capturing(device):
+            stream = stream_of(now)
+            stream.wait_event(stream_of(self.stream).record_event() if self.event is None else self.event)
             for tensor in self.tensors:
                 tensor.record_stream(stream)  # otherwise the memory could be reused too early
         return self.tensors
@@ -71,11 +78,11 @@ def side_stream(device: torch.device, given: Iterable[Tensor]) -> AbstractContex
         device: if it has no streams, the body is run as it is.
         given: the tensors that the body reads.
     """
-    now = current(device)
-    if now is None or not _asked() or capturing(device):
+    now = current_id(device)
+    if now is None or not overlaps() or capturing(device):
         return nullcontext()
     side = _side_stream(device)
-    side.wait_stream(now)
+    side.wait_stream(stream_of(now))
     for tensor in {one.untyped_storage().data_ptr(): one for one in given}.values():
         tensor.record_stream(side)
     return torch.cuda.stream(side)
@@ -87,7 +94,8 @@ def _side_stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
-def _asked() -> bool:
+def overlaps() -> bool:
+    """Return whether sorts run in a side stream, see `OVERLAP`."""
     asked = os.environ.get(OVERLAP, "")
     if asked not in ("", "0", "1"):
         raise ValueError(f"{OVERLAP} must be 0 or 1, not {asked!r}")

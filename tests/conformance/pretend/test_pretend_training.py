@@ -158,5 +158,5 @@ def test_gradients_are_scaled_in_every_dtype(dtype):
         assert torch.equal(one.cpu(), (before.double() * factor.double()).to(dtype))
     if dtype is torch.bfloat16:
         one, inf = torch.ones(1, device="npu"), torch.zeros(1, device="npu")
-        with pytest.raises(NotImplementedError, match="not implemented for torch.bfloat16"):
+        with pytest.raises(NotImplementedError, match=r"not implemented for torch\.bfloat16"):
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, inf, one)
