@@ -1,6 +1,6 @@
 """Tables that one call of a backend takes together: one parameter group, one device, one dtype."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem, is_
 from typing import Any
@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from keyedopt.fused.backends import choose, described, explain
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables, misfit
 from keyedopt.fused.backends.memory import check_memory
+from keyedopt.fused.bulk import places
 from keyedopt.fused.embedding.table_optimizers import as_table
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 
@@ -107,7 +108,7 @@ class TableGroup:
         return False
 
     def __post_init__(self) -> None:
-        self._checked_memory: list[int] = []
+        self._checked_memory: Hashable = None
         self.device = self.tables[0].weight.device
         self.dtype = self.tables[0].weight.dtype
         self.counted = any(
@@ -134,7 +135,7 @@ class TableGroup:
             ValueError: a weight or state has another shape than its table had.
             RuntimeError: the memory of a tensor has been freed.
         """
-        memory = [*map(Tensor.data_ptr, self._written), *map(Tensor.numel, self._written)]
+        memory = places(self._written)
         if memory == self._checked_memory:
             return
         for name, table in zip(self.names, self.tables, strict=True):

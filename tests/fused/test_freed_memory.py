@@ -204,3 +204,4 @@ def test_bulk_functions_leave_freed_memory_alone():
     assert native.square_sum([freed], 1, "") is None
     assert native.copy([torch.ones(8)], [freed], lambda some: None) is False
     assert native.outside(rows, (4,)) is False
+    assert native.places([torch.ones(1), freed]) is None

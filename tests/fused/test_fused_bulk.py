@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import re
+import struct
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from keyedopt.fused import (
     GradientClippingOptimizer,
     KeyedOptimizerWrapper,
     OptimizerWrapper,
+    bulk,
 )
 from keyedopt.fused.backends.interface import Lookup, Step, Table
 from keyedopt.fused.backends.native import _with_gradients
@@ -138,6 +140,33 @@ def test_entries_are_copied_if_their_values_are_of_known_types():
     assert made[0]["y"] is entries[0]["y"]
     assert native.copies([*entries, {"x": True}], (int, torch.Tensor)) is None
     assert native.copies([[]], (int,)) is None
+
+
+def test_a_tensor_that_has_moved_or_shrunk_is_in_another_place(monkeypatch):
+    base = torch.zeros(6)
+    param = torch.nn.Parameter(torch.zeros(2, 2))
+    views = [base[1:3], base[1:4], base[2:4]]
+    for extension in (native, None):
+        monkeypatch.setattr(bulk, "native", extension)
+        assert len({bulk.places([one, param]) for one in views}) == 3
+        assert bulk.places([base[1:3], param]) == bulk.places([views[0], param])
+        param.data = torch.zeros(2, 2)
+        assert bulk.places([param]) != bulk.places([torch.zeros(4)])
+
+
+@built
+def test_places_are_addresses_and_sizes():
+    class Other(torch.Tensor):
+        pass
+
+    tensors = [torch.zeros(3), torch.zeros(2, 0), torch.zeros(8)[2:], torch.nn.Parameter(torch.zeros(()))]
+    expected = [number for one in tensors for number in (one.data_ptr(), one.numel())]
+    found = struct.unpack(f"{len(expected)}q", native.places(tensors))
+    assert [n for k, n in enumerate(found) if k != 2] == [n for k, n in enumerate(expected) if k != 2]
+    assert native.places([]) == b""
+    assert native.places([torch.zeros(2).as_subclass(Other)]) is None
+    with pytest.raises(TypeError, match="a list of tensors"):
+        native.places((torch.zeros(1),))
 
 
 @built

@@ -14,6 +14,7 @@ from keyedopt.fused.backends.memory import address, check_memory
 from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, known_on_device, pack_rows
 from keyedopt.fused.backends.triton.shapes import Shape, Tuning, shape_for
+from keyedopt.fused.bulk import places
 
 #: The most linear rows of a launch, unless one table has more: `radix` sorts row numbers of 30 bits.
 MOST_ROWS = 2**30
@@ -171,11 +172,11 @@ class Group:
 
         ``known["memory"]`` is a number that only these tables at these addresses have.
         """
-        addresses = list(map(torch.Tensor.data_ptr, self._tensors))
-        if self.known.get("addresses") == addresses:
+        found = places(self._tensors)
+        if self.known.get("places") == found:
             return True
-        memory = number_of((self.number, *addresses))
-        self.known.update(addresses=addresses, memory=memory, rows=self._rows())
+        memory = number_of((self.number, found))
+        self.known.update(places=found, memory=memory, rows=self._rows())
         return False
 
     def tuning(self, given: Tuning) -> Tuning:
