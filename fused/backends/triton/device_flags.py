@@ -67,7 +67,8 @@ def send_flag(device: torch.device) -> None:
         return
     copy = _SPARE.pop(device, None)
     if copy is None:
-        copy = _Copy(torch.empty(1, dtype=torch.int32, pin_memory=True), torch.cuda.Event())
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copy = _Copy(torch.empty(1, dtype=torch.int32, pin_memory=True), event)
     copy.host.copy_(_memory(device).on_current_stream()[3], non_blocking=True)
     stream_of(stream).record_event(copy.event)
     _COPIES[device] = copy  # the memory stays there until the copy has ended
