@@ -35,7 +35,7 @@ from triton.runtime.cache import triton_key
 
 from keyedopt import fused, ptx
 from keyedopt.benchmarks import tasks
-from keyedopt.benchmarks.gpu import checks, speed
+from keyedopt.benchmarks.gpu import checks, model, speed
 from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups, SparseGradients
 from keyedopt.conformance.targets.find import find
 from keyedopt.fused import backends
@@ -82,11 +82,13 @@ def workload_steps() -> Iterator[tuple[str, Step]]:
             continue
         seen.add(key)
         yield f"{work.name}, {task.name}", partial(take, surface, work, task)
+    for who in speed.SORTS:
+        yield f"{model.LARGE.name}, sorted by {who}", partial(take_sorted, surface, who)
     for count in speed.COUNTS:
         small = WORKLOADS["small-step"]
         assert isinstance(small, Lookups)
         some = replace(small, name=f"{count} tables", tables=count)
-        yield f"{some.name}, host time", partial(take, surface, some, tasks.TASKS["train-rowwise_adagrad"])
+        yield f"{some.name}, host time", partial(take, surface, some, tasks.TASKS[speed.TABLES[0]])
 
 
 def comparison_steps() -> Iterator[tuple[str, Step]]:
@@ -115,6 +117,12 @@ def take(surface: Any, work: Lookups | SparseGradients, task: tasks.Task) -> Non
             job.prepare()
     job.prepare()
     job.run()
+
+
+def take_sorted(surface: Any, who: str) -> None:
+    """Take a step of many lookups that one of `speed.SORTS` sorts."""
+    with speed.sorting_by(who):
+        take(surface, model.LARGE, tasks.TASKS[speed.TABLES[0]])
 
 
 def check_steps() -> Iterator[tuple[str, Step]]:

@@ -6,8 +6,10 @@ import pstats
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -39,6 +41,9 @@ PEERS = ("fbgemm", "torch")
 BUDGET = Budget(seconds=0.5, warmup=0.1, least=4)
 #: Numbers of tables of which the host time of a step is measured.
 COUNTS = (8, 26, 500)
+#: Bags of each table in the comparison of sorts, for 0.7 to 5 million keys; the limit of `radix` for each sort.
+BATCHES = (1024, 4096, 8192)
+SORTS = {"radix": 1 << 28, "torch": 0}
 #: Steps that are timed together, and how often.
 STEPS, ROUNDS = 10, 9
 #: Steps that are profiled, and the lines of the profile that are kept.
@@ -47,7 +52,7 @@ PROFILED, LINES = 100, 45
 
 def pairs() -> list[tuple[Workload, Task]]:
     """Return the workloads and tasks in the order in which they are measured."""
-    found: list[tuple[Workload, Task]] = [(work, TASKS[t]) for work in model.workloads() for t in TABLES]
+    found: list[tuple[Workload, Task]] = [(work, TASKS[t]) for t in TABLES for work in model.workloads()]
     for works, names in MORE:
         found += compare.chosen(works, names)
     return found
@@ -62,6 +67,7 @@ def run(context: Context) -> None:
     chosen = [(WORKLOADS["small-step"], TASKS["train-adagrad"])] if context.small else pairs()
     budget = Budget(0.05, warmup=0.0, least=2, most=4) if context.small else BUDGET
     host(context, found)
+    sorts(context, found)
     for number, pair in enumerate(chosen):
         if context.left() < 2:
             found["left_out"].append(
@@ -133,6 +139,26 @@ def host(context: Context, found: dict[str, Any]) -> None:
                 row["why"] = job
             found["host"].append(row)
             context.save(found)
+
+
+def sorts(context: Context, found: dict[str, Any]) -> None:
+    """Save the seconds of the kernels of a step in which `radix` sorts, and of one in which torch does."""
+    if torch.device(context.device).type != "cuda":
+        return
+    found["sorts"] = []
+    for batch in BATCHES:
+        work = replace(model.LARGE, name=f"{batch} bags", batch=batch)
+        for who in SORTS:
+            with sorting_by(who):
+                of_step = kernels_of(implementations()[0][:1], work, TASKS[TABLES[0]], context.device)
+            keys = batch * work.tables * work.lengths[0]
+            found["sorts"].append({"keys": keys, "sort": who, "kernels": of_step["fused"]})
+            context.save(found)
+
+
+def sorting_by(who: str) -> AbstractContextManager[Any]:
+    """Return a context in which the Triton backend sorts by one of `SORTS`."""
+    return patch("keyedopt.fused.backends.triton.lookup_batch.MOST_KEYS", SORTS[who])
 
 
 def profile_of(job: Job) -> list[str]:
