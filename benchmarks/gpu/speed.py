@@ -41,7 +41,7 @@ PEERS = ("fbgemm", "torch")
 BUDGET = Budget(seconds=0.5, warmup=0.1, least=4)
 #: Numbers of tables of which the host time of a step is measured.
 COUNTS = (8, 26, 500)
-#: Bags of each table in the comparison of sorts, for 0.7 to 5 million keys; the limit of `radix` for each sort.
+#: Bags of each table in the comparison of sorts, and the most keys that `radix` sorts in each.
 BATCHES = (1024, 4096, 8192)
 SORTS = {"radix": 1 << 28, "torch": 0}
 #: Steps that are timed together, and how often.
