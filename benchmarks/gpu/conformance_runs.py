@@ -15,6 +15,8 @@ from keyedopt.conformance.results import model
 FIRST = ("fused", "algorithms", "sparse", "clipping", "devices")
 #: The area in which torch is checked, as a control that the machine is sound.
 CONTROL = "algorithms"
+#: Seconds that the control may take, and those that the check before it leaves for the control.
+CONTROL_LIMIT, CONTROL_RESERVE = 25.0, 20.0
 #: Seconds between two readings of the journal of a running check.
 AGAIN = 5.0
 
@@ -26,7 +28,7 @@ def runs(small: bool) -> list[tuple[str, str, tuple[str, ...]]]:
     ['fused-first', 'torch-control', 'fused-rest']
     """
     if small:
-        return [("fused-first", "fused", ("clipping",)), ("torch-control", "torch", ("keyed",))]
+        return [("fused-first", "fused", ("clipping",)), ("torch-control", "torch", (CONTROL,))]
     rest = tuple(name for name in spec.areas() if name not in FIRST)
     return [
         ("fused-first", "fused", FIRST),
@@ -35,8 +37,26 @@ def runs(small: bool) -> list[tuple[str, str, tuple[str, ...]]]:
     ]
 
 
+def limit(name: str, left: float) -> float:
+    """Return the seconds that a check may take.
+
+    Args:
+        name: the check.
+        left: seconds that are left for this check and those after it.
+
+    >>> [limit(name, 190.0) for name in ("fused-first", "torch-control", "fused-rest")]
+    [170.0, 25.0, 190.0]
+    """
+    if name == "torch-control":
+        return min(left, CONTROL_LIMIT)
+    return left - min(CONTROL_RESERVE, left / 4) if name == "fused-first" else left
+
+
 def run(context: Context) -> None:
-    """Save the results of all checks; of one that reaches the limit, its cases until then."""
+    """Save the results of all checks; of one that reaches its limit, its cases until then.
+
+    The backend is the one that users get on the device: the stage does not choose it.
+    """
     found: dict[str, Any] = {}
     count = 2 if context.small else len(os.sched_getaffinity(0))  # each worker compiles kernels
     for name, target, areas in runs(context.small):
@@ -50,11 +70,11 @@ def run(context: Context) -> None:
         command = [sys.executable, "-m", "keyedopt.cli.main", "check", target, "--device", context.device]
         command += [f"--area={area}" for area in areas]
         command += ["--output", str(output), "--workers", str(count)]
-        preferred = {"KEYEDOPT_BACKEND": "triton"} if context.device.startswith("cuda") else {}
-        process = context.start(command, context.work / f"{name}.txt", **preferred)
         begin = time.monotonic()
-        while process.poll() is None and context.left() > 0:
-            wait_or_end(process, min(AGAIN, max(context.left(), 0.0)))
+        end = begin + limit(name, context.left())
+        process = context.start(command, context.work / f"{name}.txt")
+        while process.poll() is None and (left := end - time.monotonic()) > 0:
+            wait_or_end(process, min(AGAIN, left))
             found[name] = {"outcome": "running", "result": partial(output)}
             context.save({"checks": found})
         code = finish(process, 0.1)

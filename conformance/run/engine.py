@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import time
 import unittest
 import warnings
@@ -18,16 +19,18 @@ import pytest
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.untrusted import plain
+from keyedopt.conformance.results.untrusted import error_text, plain
 from keyedopt.conformance.results.verdict import NOT_CLAIMED
 from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
 from keyedopt.conformance.run.integrity import TENSOR, Integrity
+from keyedopt.conformance.run.left_errors import error_left, works
 from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in, original
-from keyedopt.conformance.run.protocol import Head, Writer
+from keyedopt.conformance.run.protocol import DEVICE_LOST, Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
+from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
@@ -80,6 +83,7 @@ class Engine:
         self.writer: Writer | None = None  # of a worker
         self._integrity: Integrity | None = None
         self._replaced = ""  # the function that the target replaced
+        self._lost = False  # whether nothing can run on the device in this process any more
         # kept before the target can replace them in the class
         self._inspect, self._run_case = self._untouched, self._record
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
@@ -239,6 +243,8 @@ class Engine:
                     with self.writer.running(head):
                         discard_output()
                         self.writer.add(self._inspect(item, self._run_case(item)))
+                    if self._lost:
+                        os._exit(DEVICE_LOST)  # another worker runs the rest
         return True
 
     def _record(self, item: Any, error_of: Any = error_of, found_in: Any = found_in) -> Head:
@@ -342,10 +348,26 @@ class Engine:
                 head["device"] = seen.device if seen is not None else None
             ran = self.implementation.ran()
             head["backend"] = ran or None
+            left = self._error_left(seen, undo)
         if why := self.implementation.another_ran(ran):
             pytest.skip(why)
         if seen is not None and seen.device not in (None, self.device):
             pytest.skip(f"the implementation ran on {seen.device} only, not on {self.device}")
+        if left is not None:
+            raise Mismatch("no error that comes after the case", error_text(left))
+
+    def _error_left(
+        self, seen: DeviceSeen | None, undo: Any, error_of: Any = error_of
+    ) -> BaseException | None:
+        """Return the error that a case left on the device, so that the next case does not get it."""
+        if seen is None or seen.device is None:
+            return None
+        found: list[BaseException | None] = []
+        with undo():
+            raised = error_of(lambda: found.append(error_left(self.device, self.surface)))
+        error = raised or found[0]
+        self._lost = error is not None and not works(self.device)
+        return error
 
     def _device_seen(self, item: pytest.Item) -> DeviceSeen | None:
         """Return an observer of where the implementation runs: not on the CPU, nor in ranks."""

@@ -41,6 +41,8 @@ _TAKEN, _TIME = b".", 8
 _LONG_AGO = 3.0
 #: The exit status of a process whose channel the target has closed.
 CLOSED = 79
+#: The exit status of a worker on whose device nothing can run any more.
+DEVICE_LOST = 78
 #: What is said of a case during which a message was not the worker's.
 FORGED = "tampered: a message came that the worker did not write, or out of order"
 

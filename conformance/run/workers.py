@@ -47,6 +47,10 @@ class _Worker:
         self.process.stop()
         self._channel.close()
 
+    def lost_device(self) -> bool:
+        """Return whether the worker ran cases, and ended because nothing can run on its device any more."""
+        return self.process.code == protocol.DEVICE_LOST and self.reader.started > 0
+
     def abort(self, why: str) -> None:
         """Make the worker write its stack, and end."""
         self.late = why
@@ -119,7 +123,7 @@ class Workers:
                         crash = self._crash(worker, is_last=not workers)
                         worker.stop()
                         found += crash
-                        if crash and not self._all_claimed():
+                        if (crash or worker.lost_device()) and not self._all_claimed():
                             workers.append(self._start())
                     else:
                         self._kill_if_late(worker)
@@ -165,5 +169,7 @@ class Workers:
             raise WorkersError(protocol.FORGED)
         code = worker.process.code
         if code == 5 or (code == 0 and not is_last) or self._all_claimed():  # 5: pytest selected none
+            return []
+        if worker.lost_device():
             return []
         raise WorkersError(f"{worker.process.ending()}: {worker.process.last_words()}")

@@ -379,19 +379,40 @@ def test_commits_without_a_repository_are_said(tmp_path, monkeypatch):
 
 def test_a_check_that_is_cut_short_keeps_its_cases(tmp_path, monkeypatch):
     """The command stands for `keyedopt check`: it writes a journal, and hangs."""
-    made, saved = context(tmp_path, seconds=6.0)
+    made, saved = context(tmp_path, seconds=9.0)
     head = result(complete=False).to_dict() | {"cases": []}
     journal = [json.dumps(head), json.dumps(vars(result({}).cases[0]))]
     script = tmp_path / "python"
     lines = "\n".join(journal)
-    script.write_text(f"#!/bin/sh\ncat > {made.work}/fused-first.json.journal <<'E'\n{lines}\nE\nsleep 100\n")
+    script.write_text(
+        "#!/bin/sh\n"
+        f"echo $4 ${{KEYEDOPT_BACKEND:-default}} >> {tmp_path}/log\n"
+        f"[ $4 = torch ] && exit 7\ncat > {made.work}/fused-first.json.journal <<'E'\n{lines}\nE\nsleep 100\n"
+    )
     script.chmod(0o755)
+    monkeypatch.delenv("KEYEDOPT_BACKEND", raising=False)
     monkeypatch.setattr(conformance_runs, "sys", SimpleNamespace(executable=str(script)))
+    monkeypatch.setattr(conformance_runs, "CONTROL_RESERVE", 1.5)
+    monkeypatch.setattr(made, "device", "cuda")
     conformance_runs.run(made)
     found = json.loads(saved[-1])["checks"]
     assert found["fused-first"]["outcome"] == "cut short"
     assert len(found["fused-first"]["result"]["cases"]) == 1
-    assert found["torch-control"] == {"outcome": "no time left"}
+    assert found["torch-control"]["outcome"] == "exit code 7", "the check before it leaves time for it"
+    assert (tmp_path / "log").read_text().split() == ["fused", "default", "torch", "default"]
+
+
+def test_the_control_has_its_own_time():
+    order = [name for name, *_ in conformance_runs.runs(small=False)]
+    assert order == ["fused-first", "torch-control", "fused-rest"]
+    assert [areas for name, _, areas in conformance_runs.runs(small=True)] == [("clipping",), ("algorithms",)]
+    left = next(one.seconds for one in STAGES if one.name == "conformance")
+    first = conformance_runs.limit("fused-first", left)
+    assert first == left - 20
+    assert conformance_runs.limit("torch-control", left - first) == 20
+    assert conformance_runs.limit("torch-control", left) == 25
+    assert conformance_runs.limit("fused-rest", 50.0) == 50
+    assert conformance_runs.limit("fused-first", 8.0) == 6
 
 
 # --- what the host has ----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Clipping around, inside and beside other optimizers; copies, loads, schedulers, scalers and autocast."""
 
 import copy
-import functools
 import pickle
 import warnings
 from typing import Any
@@ -23,6 +22,7 @@ from keyedopt.conformance.suite.support.clipping import zeros_with_grads
 from keyedopt.conformance.suite.support.device import full, ones, tensor, the_device
 from keyedopt.conformance.suite.support.doubles import clipping, recording
 from keyedopt.conformance.suite.support.inputs import adagrad, adam, parameter, parameters, sgd, train, values
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
 def fused(impl: Any, params: dict[str, Any]) -> Any:
@@ -328,7 +328,7 @@ def test_fused_kernels_of_torch(impl: Any) -> None:
     for option in ("fused", "foreach"):
         params = zeros_with_grads([30.0, 40.0])
         options: dict[str, Any] = {option: True}
-        factory = functools.partial(torch.optim.SGD, lr=1.0, **options)
+        factory = torch_factory(torch.optim.SGD, lr=1.0, **options)
         clip(impl, impl.KeyedOptimizerWrapper(params, factory)).step()
         moved.append(params["p0"].detach())
     for seen in moved:

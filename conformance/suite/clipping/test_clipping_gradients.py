@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.clipping import zeros_with_grads
 from keyedopt.conformance.suite.support.device import full, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import sgd
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
 def zero_params(*shapes: Any) -> dict[str, Any]:
@@ -238,7 +239,7 @@ def test_a_gradient_of_two_parameters_is_scaled_once(impl: Any, fused: bool) -> 
     params, shared = zero_params(2, 2), tensor([3.0, 4.0])
     for param in params.values():
         param.grad = shared
-    inner = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0, fused=fused))
+    inner = impl.KeyedOptimizerWrapper(params, torch_factory(torch.optim.SGD, lr=1.0, fused=fused))
     impl.GradientClippingOptimizer(inner, impl.GradientClipping.NORM, 1.0).step()
     for key, param in params.items():
         wanted = tensor([-0.6, -0.8]) / math.sqrt(2.0)

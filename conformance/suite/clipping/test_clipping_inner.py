@@ -27,6 +27,7 @@ from keyedopt.conformance.suite.support.clipping import (
 )
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.inputs import set_grads
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
 @pytest.mark.clause("CLIP-083")
@@ -36,7 +37,7 @@ from keyedopt.conformance.suite.support.inputs import set_grads
 def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
     """A clipped step of an optimizer of torch equals clipping by hand, then its step."""
     cls, options = INNER[inner]
-    made = keyed_by_factory(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
+    made = keyed_by_factory(impl, torch_factory(cls, lr=0.1, fused=fused, **options))
     plain = without_keys(lambda params: cls(params, lr=0.1, **options))
     momentum = "momentum" in options
     if momentum:
@@ -53,7 +54,7 @@ def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
 def test_clipped_step_with_closure(impl: Any, inner: str, fused: bool, kind: str) -> None:
     """A clipped step of an optimizer of torch with a closure equals clipping by hand, then its step."""
     cls, options = INNER[inner]
-    made = keyed_by_factory(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
+    made = keyed_by_factory(impl, torch_factory(cls, lr=0.1, fused=fused, **options))
     expect_as_by_hand(
         impl, made, without_keys(lambda params: cls(params, lr=0.1, **options)), kind, closure=True
     )
@@ -81,6 +82,7 @@ def test_clipped_step_of_unlike_groups(impl: Any, kind: str) -> None:
         second = {"params": params[1:], "lr": 0.3, "weight_decay": 0.5, **kernel}
         return torch.optim.Adam([{"params": params[:1], "fused": True}, second], lr=0.1, eps=0.1)
 
+    torch_factory(torch.optim.Adam, fused=True, amsgrad=True)
     for kernel in ({"fused": False}, {"fused": True, "amsgrad": True}):
         made = functools.partial(factory, **kernel)
         expect_as_by_hand(impl, keyed_by_factory(impl, made), without_keys(made), kind)
@@ -94,8 +96,8 @@ def test_clipped_step_of_unlike_members(impl: Any, fused: tuple[bool, bool], kin
 
     def combined(params: dict[str, Any]) -> Any:
         first, rest = {"p0": params["p0"]}, {key: params[key] for key in ("p1", "p2")}
-        adam = keyed_by_factory(impl, lambda some: torch.optim.Adam(some, lr=0.1, eps=0.1, fused=fused[0]))
-        sgd = keyed_by_factory(impl, lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9, fused=fused[1]))
+        adam = keyed_by_factory(impl, torch_factory(torch.optim.Adam, lr=0.1, eps=0.1, fused=fused[0]))
+        sgd = keyed_by_factory(impl, torch_factory(torch.optim.SGD, lr=0.1, momentum=0.9, fused=fused[1]))
         return impl.CombinedOptimizer([("a", adam(first)), ("b", sgd(rest))])
 
     def plain(params: dict[str, Any]) -> Any:
@@ -181,6 +183,7 @@ def halve_weights(optimizer: Any, *_: Any) -> None:
 @pytest.mark.parametrize("where", ["pre-hook", "post-hook", "replaced", "overridden", "grad_scale"])
 def test_clipping_around_hooks(impl: Any, where: str, kind: str) -> None:
     """Hooks of the wrapped optimizer, and a replaced step, take effect on clipped gradients."""
+    torch_factory(torch.optim.Adam, fused=True)
 
     def factory(params: Any) -> Any:
         cls = Doubling if where == "overridden" else torch.optim.Adam
@@ -209,6 +212,7 @@ def test_clipping_around_hooks(impl: Any, where: str, kind: str) -> None:
 @pytest.mark.parametrize("when", ["pre", "post"])
 def test_clipping_with_global_hooks(impl: Any, when: str, kind: str) -> None:
     """Hooks of all optimizers run once per step of the wrapped optimizer, on clipped gradients."""
+    factory = torch_factory(torch.optim.Adam, lr=0.1, eps=0.1, fused=True)
     ran: list[Any] = []
 
     def hook(optimizer: Any, *_: Any) -> None:
@@ -217,10 +221,6 @@ def test_clipping_with_global_hooks(impl: Any, when: str, kind: str) -> None:
             (double_gradients if when == "pre" else halve_weights)(optimizer)
 
     register = getattr(torch_hooks, f"register_optimizer_step_{when}_hook")
-
-    def factory(params: Any) -> Any:
-        return torch.optim.Adam(params, lr=0.1, eps=0.1, fused=True)
-
     handle = register(hook)
     try:
         expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), kind)
@@ -234,7 +234,7 @@ def test_clipping_with_global_hooks(impl: Any, when: str, kind: str) -> None:
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, float("inf")])
 def test_tracked_norm_of_a_clipped_step(impl: Any, norm_type: float, kind: str) -> None:
     """Each exponent gives the norm before clipping and the clipped step, also with a fused kernel."""
-    factory = functools.partial(torch.optim.Adam, lr=0.1, eps=0.1, fused=True)
+    factory = torch_factory(torch.optim.Adam, lr=0.1, eps=0.1, fused=True)
     norms = expect_as_by_hand(
         *(impl, keyed_by_factory(impl, factory), without_keys(factory), kind),
         norm_type=norm_type,
@@ -252,7 +252,7 @@ def test_clipped_step_of_extreme_gradients(impl: Any, scale: float, fused: bool)
     """A clipped step is right if squares, or the norm, are out of the range of float32."""
     params = inner_weights()
     bound = 0.1 * min(scale, 1e30)
-    inner = keyed_by_factory(impl, lambda some: torch.optim.SGD(some, lr=1.0 / bound, fused=fused))(params)
+    inner = keyed_by_factory(impl, torch_factory(torch.optim.SGD, lr=1.0 / bound, fused=fused))(params)
     clipped = impl.GradientClippingOptimizer(inner, clipping=impl.GradientClipping.NORM, max_gradient=bound)
     before = [exactly(param) for param in params.values()]
     set_grads(params, scale=scale)
@@ -278,10 +278,10 @@ def test_clipping_after_a_step_that_raised(impl: Any, kind: str) -> None:
     def stop(*_: Any) -> None:
         raise Stop
 
-    made = []
+    made, adam = [], torch_factory(torch.optim.Adam, lr=0.1, eps=0.1, fused=True)
 
     def factory(params: Any) -> Any:
-        made.append(torch.optim.Adam(params, lr=0.1, eps=0.1, fused=True))
+        made.append(adam(params))
         return made[-1]
 
     params = inner_weights()
@@ -313,7 +313,7 @@ def test_non_finite_norm(impl: Any, bad: float, fused: bool) -> None:
     results: list[Any] = []
     for fast in (False, fused):
         params = inner_weights()
-        inner = keyed_by_factory(impl, functools.partial(torch.optim.SGD, lr=0.1, fused=fast))(params)
+        inner = keyed_by_factory(impl, torch_factory(torch.optim.SGD, lr=0.1, fused=fast))(params)
         kind = impl.GradientClipping.NORM
         clipped = impl.GradientClippingOptimizer(inner, clipping=kind, max_gradient=CLIPPED_TO)
         give_late_grads(params, 1)

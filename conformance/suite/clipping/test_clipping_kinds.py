@@ -21,6 +21,7 @@ from keyedopt.conformance.suite.support.clipping import expect_scaled
 from keyedopt.conformance.suite.support.device import on_host, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, sgd, values
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
 def make(impl: Any, grads: list[list[float]], *args: Any, **options: Any) -> tuple[Any, Any, list[Any]]:
@@ -143,7 +144,7 @@ def test_bound_of_zero_in_a_fused_step(impl: Any, kind: str) -> None:
     """max_gradient = 0 leaves nothing for a fused kernel to subtract."""
     params = {"p": torch.nn.Parameter(zeros(2))}
     params["p"].grad = tensor([30.0, -40.0])
-    inner = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=0.1, fused=True))
+    inner = impl.KeyedOptimizerWrapper(params, torch_factory(torch.optim.SGD, lr=0.1, fused=True))
     impl.GradientClippingOptimizer(inner, impl.GradientClipping[kind], 0.0).step()
     expect(not params["p"].any(), "a parameter that does not move", params["p"])
 

@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.clipping import zeros_with_grads
 from keyedopt.conformance.suite.support.device import as_tensor, full, ones, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
 @pytest.mark.clause("CLIP-042")
@@ -196,7 +197,8 @@ def test_pre_hooks_of_both_optimizers_inside(impl: Any) -> None:
         optimizer.register_step_pre_hook(lambda *_: seen.append(params["p0"].grad.clone()))
         return optimizer
 
-    wrapper = impl.KeyedOptimizerWrapper(params, lambda some: hooked(torch.optim.SGD(some, 1.0, fused=True)))
+    sgd = torch_factory(torch.optim.SGD, lr=1.0, fused=True)
+    wrapper = impl.KeyedOptimizerWrapper(params, lambda some: hooked(sgd(some)))
     impl.GradientClippingOptimizer(hooked(wrapper), impl.GradientClipping.NORM, 1.0).step()
     expect(bool(seen), "calls of hooks", "none")
     for grad in seen:

@@ -19,6 +19,7 @@ from keyedopt.conformance.suite.support.embedding import (
     train_rows,
 )
 from keyedopt.conformance.suite.support.inputs import parameters
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
 def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) -> Any:
@@ -125,8 +126,9 @@ def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
 
 def dense_with_joint_clipping(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
     """Make a dense parameter, and clipping around it and another member; return whether it warned."""
-    params, sgd = parameters(1), {"lr": 1.0, "fused": options.pop("fused", False)}
-    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, **sgd))
+    params = parameters(1)
+    sgd = torch_factory(torch.optim.SGD, lr=1.0, fused=options.pop("fused", False))
+    dense = impl.KeyedOptimizerWrapper(params, sgd)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         whole = clipped(impl, impl.CombinedOptimizer([member, dense]), kind, 0.5, **options)

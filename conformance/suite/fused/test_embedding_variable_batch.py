@@ -11,17 +11,15 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_bits,
     expect_close,
     expect_equal,
-    expect_raises,
-    expect_unchanged,
-    snapshot,
 )
 from keyedopt.conformance.suite.support.device import tensor
-from keyedopt.conformance.suite.support.embedding import collection, jagged, tables_and_state, tables_of
+from keyedopt.conformance.suite.support.embedding import collection, jagged, tables_of
 from keyedopt.conformance.suite.support.keyed_jagged import (
     KEYED_JAGGED,
     keyed_jagged_tensor,
     weighted_backward,
 )
+from keyedopt.conformance.suite.support.late_errors import expect_lookup_error
 
 #: The bags of each key; of two keys in one table, and of another number each.
 UNLIKE_BAGS: dict[str, Any] = {"f": [[0, 1, 1], [2]], "g": [[1, 5]], "h": [[3, 3], [], [0, 4]]}
@@ -150,14 +148,6 @@ BAD: dict[str, Any] = {
 def test_bad_rows(impl, what):
     """Inverse indices that name no bag of their key, or lack a key, raise an error, and nothing changes."""
     module = collection(impl, "Adagrad")
-    before = snapshot(tables_and_state(module))
-    features = variable(UNLIKE_BAGS, BAD[what])
-    expect_raises(
-        lambda: module(features),
-        ValueError,
-        IndexError,
-        RuntimeError,
-        KeyError,
-        expected=f"an error for {what}",
-    )
-    expect_unchanged(before, tables_and_state(module), "the module")
+    bad, valid = (variable(UNLIKE_BAGS, rows) for rows in (BAD[what], ROWS))
+    kinds = (ValueError, IndexError, RuntimeError, KeyError)
+    expect_lookup_error(module, bad, valid, *kinds, expected=f"an error for {what}")

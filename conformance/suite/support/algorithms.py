@@ -14,7 +14,8 @@ from keyedopt.conformance.suite.support.described import (
     held_options,
     said,
 )
-from keyedopt.conformance.suite.support.inputs import parameter
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", *ROW_WISE)
@@ -75,12 +76,24 @@ def need_dtype(impl: Any, algorithm: str, dtype: str) -> None:
 
 
 def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
-    """Continue if the class has this kernel switch; otherwise mark the case unsupported."""
+    """Continue if the class has this kernel switch; otherwise mark the case unsupported.
+
+    It is unsupported too if neither the class nor torch's own can take a step with it on this device.
+    """
     make_algorithm(impl, algorithm, [parameter(2, 2)])
+    weight = parameter(2, 2)
+    set_grads([weight])
     try:
-        make_algorithm(impl, algorithm, [parameter(2, 2)], **{kernels: True})
+        optimizer = make_algorithm(impl, algorithm, [weight], **{kernels: True})
     except (TypeError, ValueError):
         getattr(impl, f"{algorithm}.{kernels}")  # raises MissingName, so the case is unsupported
+        return
+    try:
+        optimizer.step()
+    except RuntimeError:
+        of_torch = getattr(torch.optim, algorithm, None)
+        if of_torch is not None:
+            torch_factory(of_torch, **{kernels: True})  # raises CannotRun
 
 
 def relied_on(impl: Any, algorithm: str) -> dict[str, Any]:

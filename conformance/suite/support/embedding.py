@@ -16,6 +16,8 @@ TABLES = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("h",)))
 BAGS = {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[3, 3], [0]]}
 #: One table with one feature.
 ONE_TABLE = (("t", 6, 4, ("f",)),)
+#: Whether the running case has made an embedding module.
+MADE = [False]
 #: Every optimizer that an embedding module may have.
 FUSED_OPTIMIZERS = (
     "SGD",
@@ -51,7 +53,7 @@ def collection(
     **arguments: Any,
 ) -> Any:
     """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given."""
-    bags = kind == "EmbeddingBagCollection"
+    MADE[0], bags = True, kind == "EmbeddingBagCollection"
     config = impl.EmbeddingBagConfig if bags else impl.EmbeddingConfig
     more = {"pooling": impl.PoolingType[pooling]} if bags else {}
     configs = [
