@@ -20,6 +20,7 @@ DENSE_STEPS: dict[str, dict[str, Any]] = {
     "adam_no_eps": {**ADAM, "eps": 0.0},
     "adam_betas": {**ADAM, "betas": (0.0, 0.5), "eps": 0.01},
     "adam_scaled": {**ADAM, "scale": 3.0},
+    "adam_everything": {**ADAM, "scale": 3.0, "weight_decay": 0.1, "decay": "decoupled", "maximize": True},
     "adam_lr_on_device": {**ADAM, "lr": torch.tensor(0.1)},
     "adam_counts_in_float32": {**ADAM, "counts": torch.float32},
     "adam_unaligned": {**ADAM, "offset": 1},
