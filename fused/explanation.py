@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from keyedopt.fused import backends
+from keyedopt.fused.backends.memory import is_dense
 from keyedopt.fused.backends.parameter_tables import ParameterTable
 from keyedopt.fused.dense import cpu_fast_path, dense_step
 from keyedopt.reference.rules.options import Rows
@@ -146,9 +147,10 @@ def _explain_rows(
 
 
 def _few(tensor: Tensor) -> Tensor:
-    """Return zeros with the dtype, device and strides of a tensor, and at most two of its rows."""
-    shape = (min(2, len(tensor)), *tensor.shape[1:]) if tensor.ndim else ()
-    return torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).zero_()
+    """Return zeros with the dtype and device of a tensor, and at most two rows, with gaps as it has."""
+    rows = tensor[:2] if tensor.ndim else tensor
+    strides = (torch.empty_like(rows) if is_dense(tensor) else rows).stride()
+    return torch.empty_strided(rows.shape, strides, dtype=tensor.dtype, device=tensor.device).zero_()
 
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,11 +22,11 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from keyedopt.fused.backends.triton import chunks, forward, launch, radix, sort, unpack
+from keyedopt.fused.backends.triton import chunks, dense_launch, forward, launch, radix, sort, unpack
 
 #: The target GPUs: A100; H100 and H200.
 ARCHITECTURES = (80, 90)
-#: The names by which `launch` finds its kernels.
+#: The names by which launches find their kernels.
 KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (unpack, "unpack"),
     (sort, "write_keys"),
@@ -39,6 +39,7 @@ KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (launch, "update"),
     (launch, "count_runs"),
     (launch, "collect"),
+    (dense_launch, "update_dense"),
 )
 POINTERS = {
     torch.uint8: "*u8",

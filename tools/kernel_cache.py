@@ -1,11 +1,12 @@
 """Compile the Triton kernels of `first_light.sh` without a GPU, so that the GPU host only measures.
 
 ``python -m keyedopt.tools.kernel_cache make`` takes a step of every case of `compare_kernels`, of every
-workload of `benchmarks.gpu.speed`, of `benchmarks.gpu.checks` and of the self-check, with a driver that
-launches nothing, and writes the compiled kernels to an archive beside `first_light.sh`. ``check`` repeats the
-steps with the archive, and fails if a kernel is compiled. ``use FOLDER`` unpacks the archive for
-TRITON_CACHE_DIR if it fits, and otherwise says why it does not. An archive fits the build of Triton, the
-source of the kernels and the architectures that it was made for.
+workload of `benchmarks.gpu.speed`, of `benchmarks.gpu.checks`, of the self-check, and of dense parameters by
+Adam and AdamW with and without clipping. The driver launches nothing, and the compiled kernels are written to
+an archive beside `first_light.sh`. ``check`` repeats the steps with the archive, and fails if a kernel is
+compiled. ``use FOLDER`` unpacks the archive for TRITON_CACHE_DIR if it fits, and otherwise says why it does
+not. An archive fits the build of Triton, the source of the kernels and the architectures that it was made
+for.
 
 Kernels that only the conformance suite launches are not among them.
 """
@@ -41,6 +42,7 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.fused import backends
 from keyedopt.fused.backends import self_check
 from keyedopt.fused.backends.triton import TritonBackend, backend
+from keyedopt.fused.dense import cpu_fast_path, triton_dense_steps
 from keyedopt.tools import compare_kernels
 from keyedopt.tools.compile_ahead import ARCHITECTURES
 
@@ -144,6 +146,23 @@ def check_whole_step(algorithm: str) -> None:
     checks.Whole(fused, algorithm, "cpu").step(checks.features("cpu"))
 
 
+def dense_steps() -> Iterator[tuple[str, Step]]:
+    """Name steps of dense parameters; the kernel is the same for 1 to 64 parameters."""
+    for name in ("Adam", "AdamW"):
+        for scaled in (False, True):
+            yield f"dense, {name}{', clipped' * scaled}", partial(dense_step, name, scaled)
+
+
+def dense_step(algorithm: str, scaled: bool) -> None:
+    """Take a step of a parameter, whose gradient is divided by a scale as clipping does."""
+    param = torch.nn.Parameter(torch.ones(8))
+    optimizer = getattr(fused, algorithm)([param], lr=0.1)
+    if scaled:
+        optimizer.grad_scale = torch.tensor(2.0)
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
 @contextmanager
 def as_on_cuda(architecture: int) -> Iterator[list[str]]:
     """Launch nothing; the Triton backend treats tensors on the CPU as on CUDA. Return what is compiled."""
@@ -162,9 +181,11 @@ def as_on_cuda(architecture: int) -> Iterator[list[str]]:
         triton.knobs.compilation.listener = listen
         for where, name, value in (
             (backend, "interpreted", lambda: True),
+            (triton_dense_steps, "DEVICES", ("cpu", "cuda")),
+            (cpu_fast_path, "try_step", lambda optimizer: "steps are as on CUDA"),
             (TritonBackend, "counts_steps", lambda self, device: True),
             (TritonBackend, "wrong_sort", lambda *given: sort(*given) and ""),
-            (self_check, "_near", lambda *given: True),
+            (self_check, "near", lambda *given: True),
             (self_check, "_same_sums", lambda *given: True),
             (backends, "check_at_first_use", checked),
             (tasks.tables, "fill", lambda weight: None),
@@ -254,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fits = "does not fit, so kernels are compiled here" if wrong else "fits"
         print("\n".join([*wrong, f"{given.archive.name} {fits}"]))
         return 1 if wrong else 0
-    steps = [*comparison_steps(), *check_steps(), *workload_steps()]
+    steps = [*comparison_steps(), *check_steps(), *dense_steps(), *workload_steps()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given.what == "make":

@@ -64,6 +64,7 @@ __all__ = [
     "explain",
     "first",
     "get",
+    "load",
     "order",
     "ran",
 ]
@@ -146,6 +147,12 @@ def first(device: torch.device) -> Backend | None:
     names = (preferred,) if preferred else order(device.type)
     backend = _load(names[0]) if names and names[0] in BACKENDS else None
     return None if isinstance(backend, MissingBackend) else backend
+
+
+def load(name: str) -> Backend | str:
+    """Return a backend by name, or why it cannot run here."""
+    backend = _load(name)
+    return backend.missing() if isinstance(backend, MissingBackend) else backend
 
 
 def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:

@@ -32,6 +32,17 @@ def check_memory(tensor: Tensor) -> None:
         )
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements of a tensor fill its memory without gaps, in any order of its dimensions.
+
+    >>> from torch import ones
+    >>> is_dense(ones(3, 4).t()), is_dense(ones(3, 4)[:, :2])
+    (True, False)
+    """
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    return tensor.permute(order).is_contiguous()
+
+
 def address(tensor: Tensor) -> int:
     """Return the address of a plain strided tensor; raise RuntimeError if its memory has been freed."""
     found = tensor.data_ptr()

@@ -8,7 +8,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -53,8 +53,7 @@ def check_at_first_use(backend: Backend, tables: Sequence[Table], step: Step) ->
         step: the algorithm with its options.
     """
     device = tables[0].weight.device
-    asked = device.type in backend.checked_devices and os.environ.get(SELF_CHECK) != "0"
-    if not asked or capturing(device):
+    if not asked(backend, device):
         return ""
     widths = [table.weight.shape[1] for table in tables]
     options = replace(step, lr=0.0, count=1, seed=None if step.seed is None else 0, first=False, counters=())
@@ -63,12 +62,30 @@ def check_at_first_use(backend: Backend, tables: Sequence[Table], step: Step) ->
     many = min(len(tables), MOST_TABLES)
     kind = str(device), str(tables[0].weight.dtype), max(widths), min(widths), many, str(kinds)
     key = backend.name, kind, str(options), numbers
+    return check_once(backend, device, key, lambda: wrong_kernel(backend, tables, step))
+
+
+def asked(backend: Backend, device: torch.device) -> bool:
+    """Return whether kernels of a backend are to be checked on a device at their first use."""
+    checked = device.type in backend.checked_devices and os.environ.get(SELF_CHECK) != "0"
+    return checked and not capturing(device)
+
+
+def check_once(backend: Backend, device: torch.device, key: Hashable, check: Callable[[], str]) -> str:
+    """Return the result of a check: which kernel is wrong, and what to do; empty if none.
+
+    Args:
+        backend: whose kernels are checked.
+        device: on which they run.
+        key: determines the kernels; a later call with the same key returns the same result.
+        check: the check, which does not run if it passed in another process.
+    """
     if key not in _FOUND:
         passed = _passed(backend, device, key)
         if passed is not None and passed.exists():
             _FOUND[key] = ""
         else:
-            _FOUND[key] = wrong_kernel(backend, tables, step)
+            _FOUND[key] = check()
             if passed is not None and not _FOUND[key]:
                 _remember(passed)
     return _FOUND[key]
@@ -94,7 +111,7 @@ def wrong_kernel(backend: Backend, tables: Sequence[Table], step: Step) -> str:
     theirs = [_copied(table) for table in ours]
     step = _numbers(step)
     stages: dict[str, Callable[[], bool]] = {
-        "look_up": lambda: _near(backend.look_up(ours, lookups), exact_outputs(ours, lookups)),
+        "look_up": lambda: near(backend.look_up(ours, lookups), exact_outputs(ours, lookups)),
         "coalesce": lambda: _same_sums(
             backend.coalesce(ours, lookups), torch_backend.coalesce(ours, lookups)
         ),
@@ -111,12 +128,27 @@ def wrong_kernel(backend: Backend, tables: Sequence[Table], step: Step) -> str:
         why = "computes wrong results"
     except Exception as error:
         kernel, why = backend.kernel_names.get(stage, stage), f"raised {type(error).__name__}: {error}"
-    if not kernel:
-        return ""
+    kind = f"{step.algorithm} in {ours[0].weight.dtype}"
+    return report(backend, kernel, why, device, kind, "backend='torch' or ") if kernel else ""
+
+
+def report(
+    backend: Backend, kernel: str, why: str, device: torch.device, kind: str, setting: str = ""
+) -> str:
+    """Return a sentence about a wrong kernel.
+
+    Args:
+        backend: of the kernel.
+        kernel: which kernel is wrong.
+        why: a verb with its object.
+        device: on which it ran.
+        kind: the algorithm and the dtype.
+        setting: another way to choose a backend than the environment variable.
+    """
     return (
-        f"backend {backend.name!r}: the kernel {kernel} {why} on {describe(device)}, for "
-        f"{step.algorithm} in {ours[0].weight.dtype}; choose another backend, such as backend='torch' or "
-        f"KEYEDOPT_BACKEND=torch; `keyedopt doctor` shows more, and {SELF_CHECK}=0 skips this check"
+        f"backend {backend.name!r}: the kernel {kernel} {why} on {describe(device)}, for {kind}; choose "
+        f"another backend, such as {setting}KEYEDOPT_BACKEND=torch; `keyedopt doctor` shows more, and "
+        f"{SELF_CHECK}=0 skips this check"
     )
 
 
@@ -255,7 +287,7 @@ def _numbers(step: Step) -> Step:
 # --- comparisons ----------------------------------------------------------------------------------
 
 
-def _near(seen: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+def near(seen: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     """Return whether numbers differ only by rounding."""
     if len(seen) != len(right):
         return False
@@ -273,7 +305,7 @@ def _same_sums(seen: Sequence[RowGradients], right: Sequence[RowGradients]) -> b
     ours, theirs = (sorted(found, key=lambda one: one.table) for found in (seen, right))
     rows = [[one.rows for one in found] for found in (ours, theirs)]
     same = len(ours) == len(theirs) and all(map(torch.equal, *rows))
-    return same and _near([one.grads for one in ours], [one.grads for one in theirs])
+    return same and near([one.grads for one in ours], [one.grads for one in theirs])
 
 
 def _same_updates(
@@ -293,7 +325,7 @@ def _same_updates(
         rest = torch.ones(len(mine.weight), dtype=torch.bool, device=used.device)
         rest[used] = False
         tensors = [(one.weight, *one.states) for one in (mine, right, old)]
-        if not _near(tensors[0], tensors[1]):
+        if not near(tensors[0], tensors[1]):
             return False
         if not all(torch.equal(a[rest], b[rest]) for a, b in zip(tensors[0], tensors[2], strict=True)):
             return False

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from keyedopt.fused.backends import choose, described, torch_rules
 from keyedopt.fused.backends.interface import Backend, RowGradients, Step
 from keyedopt.fused.backends.parameter_tables import ParameterTable
-from keyedopt.fused.dense import fused_kernels
+from keyedopt.fused.dense import fused_kernels, triton_dense_steps
 from keyedopt.fused.dense.fused_kernels import Work
 
 __all__ = ["Work", "update"]
@@ -32,8 +32,8 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
         scale: the divisor of all gradients, a tensor of one number. Some kernels overwrite gradients.
     """
     together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
-    for item in work:
-        item = _local(step, item, names)
+    local = [_local(step, item, names) for item in work]
+    for item in triton_dense_steps.update(step, local, names, scale):
         if not fused_kernels.refuses(step, item, names, scale):
             together.setdefault((item[0].device, item[0].dtype), []).append(item)
         elif not _update_as_table(step, item, names, scale):
@@ -47,10 +47,17 @@ def explain(step: Step, item: Work, names: Sequence[str]) -> tuple[str, dict[str
 
     On the CPU this may update the item, which is not sharded.
     """
+    reasons = {}
+    if item[0].device.type in triton_dense_steps.DEVICES:
+        wrong = triton_dense_steps.refuses(step, item, names)
+        if not wrong:
+            return triton_dense_steps.KERNEL, {}
+        reasons[triton_dense_steps.KERNEL] = wrong
     refused = fused_kernels.refuses(step, item, names, None)
     if not refused:
-        return fused_kernels.explain(step, item, names)
-    reasons = {"a fused kernel": refused}
+        runs, others = fused_kernels.explain(step, item, names)
+        return runs, reasons | others
+    reasons["a fused kernel of torch"] = refused
     found = _table_backend(step, item, names)
     if isinstance(found, str):
         return "torch's operators", reasons | {"kernels for rows": found}

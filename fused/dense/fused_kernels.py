@@ -41,7 +41,7 @@ def refuses(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) 
     param, grad, state = item
     if step.algorithm not in KERNELS:
         return f"torch has none for {step.algorithm}"
-    if not _exact(step, state, names):
+    if not same_formula(step, state, names):
         return "its formula differs with these options"
     dtype, device = param.dtype, param.device
     if device.type not in DEVICES:
@@ -76,7 +76,7 @@ def explain(step: Step, item: Work, names: Sequence[str]) -> tuple[str, dict[str
     return torchs, {CPU_KERNELS: cpu_dense_steps.NOT_BUILT if native is None else cpu_dense_steps.REFUSED}
 
 
-def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
+def same_formula(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
     """Return whether torch's formula is the same with these options."""
     if step.algorithm == "sgd":
         return not (step.decay == "decoupled" and step.weight_decay) and bool(names) == bool(step.momentum)

@@ -265,6 +265,21 @@ def test_kernels_are_compared_with_the_reference_in_float64(monkeypatch):
     assert (found.stage, found.kernel) == ("reference", "a step of the module")
 
 
+def test_dense_steps_are_compared_with_the_reference_in_float64(monkeypatch):
+    case = next(one for one in compare_kernels.CASES if one.algorithm == "adam")
+    assert compare_kernels.dense(case, "cpu") == []
+    step = compare_kernels.fused.Adam.make_step
+
+    def imprecise(self, group, *given):
+        betas = [float(torch.tensor(beta)) for beta in group["betas"]]  # as torch's fused kernel on CUDA has
+        return step(self, {**group, "betas": betas}, *given)
+
+    monkeypatch.setattr(compare_kernels.fused.Adam, "make_step", imprecise)
+    monkeypatch.setattr("keyedopt.fused.dense.cpu_fast_path.try_step", lambda optimizer: "not now")
+    (found,) = compare_kernels.dense(case, "cpu")
+    assert (found.stage, found.kernel) == ("dense", "update_dense")
+
+
 @pytest.mark.complete(1)
 @pytest.mark.parametrize("stage", ["kernels", "conformance", "asv"])
 def test_a_stage_with_processes_of_its_own_runs_on_the_cpu(stage, tmp_path):

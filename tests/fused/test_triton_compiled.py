@@ -5,13 +5,14 @@ compiled in a process of its own, which this file is the script of.
 """
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from sampling import Sample
+from triton_dense import DENSE_STEPS, KINDS, parameters
 from triton_oracle import DTYPES, STATES, STEPS, lookup_of, tables_of
 from triton_packed import packed
 from triton_process import hand_over, run_alone
@@ -32,6 +33,7 @@ KERNELS = {
     "update",
     "count_runs",
     "collect",
+    "update_dense",
 }
 
 
@@ -80,6 +82,9 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     lookups, _ = packed(weighted=True)
     three = tables_of(((40, 64), (7, 16), (9, 16)), STEPS["sgd"], torch.float32)
     yield "packed", lambda: backend.look_up_packed(three, lookups, False)
+    for name, options in DENSE_STEPS.items():
+        yield f"dense-{name}", lambda options=options: launch_dense(options)
+    yield "dense-many", lambda: launch_dense(DENSE_STEPS["adam_decoupled"], [3] * 1030)
     yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
     yield "padding", lambda: backend.coalesce_padded(tables, [replace(one, padding=True) for one in weighted])
@@ -93,6 +98,15 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
             Step("rowwise_adagrad", torch.tensor(0.1), count, counters=(count, count, count)),
         ),
     )
+
+
+def launch_dense(options: dict[str, Any], sizes: Sequence[int] = (5000, 3)) -> None:
+    """Launch the kernel for dense gradients."""
+    from keyedopt.fused.backends.triton.dense_launch import prepare, run
+
+    step = Step(**{"lr": 0.1, **{key: value for key, value in options.items() if key not in KINDS}})
+    scale = torch.tensor(options["scale"]) if "scale" in options else None
+    run(prepare(step, parameters(options, sizes), scale))
 
 
 # --- in the process that compiles -----------------------------------------------------------------
@@ -186,6 +200,17 @@ def test_all_warps_of_a_program_read_the_same_error_flag(found: list[dict[str, A
     asking = ("update", "collect", "sum_chunks", "fold_chunks")
     assert {one["kernel"] for one in found} >= set(asking) or not sample.complete
     assert not [one for one in found if one["kernel"] in asking and not one["together"]]
+
+
+@pytest.mark.complete
+def test_aligned_dense_parameters_move_16_bytes_at_a_time(found: list[dict[str, Any]]) -> None:
+    mine = [one for one in found if one["kernel"] == "update_dense"]
+    assert {one["constants"]["ALIGN"] for one in mine} == {4, 8, 16}
+    for one in mine:
+        vectors = 2 if one["constants"]["ALIGN"] == 16 else 0
+        assert one["wide"]["ld"] == vectors * (2 + one["constants"]["STATES"]), one
+        assert one["wide"]["st"] == vectors * (1 + one["constants"]["STATES"]), one
+        assert 65536 // (32 * one["registers"]) >= (28 if vectors else 16), one
 
 
 @pytest.mark.complete

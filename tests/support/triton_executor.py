@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from triton_dense import DENSE_STEPS, check_dense
 from triton_faults import Fault
 from triton_oracle import STEPS, check_output, check_update, lookup_of, tables_of
 from triton_packed import case_packed, case_packed_module
@@ -79,6 +80,7 @@ KERNELS = [
     "arithmetic",
     "chunks",
     "collect",
+    "dense",
     "error_flag",
     "forward",
     "radix",
@@ -199,6 +201,13 @@ def case_many_tables(backend: Any) -> None:
         check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
 
 
+def case_dense(backend: Any) -> None:
+    """Programs of the dense kernel write only their elements, also of parameters without alignment."""
+    for name in ("adam_decoupled", "adam_unaligned", "adam_half_aligned", "sgd_momentum", "adagrad"):
+        check_dense(DENSE_STEPS[name], (0, 1, 3, 1025, 0, 2500, 7, 0))
+    check_dense(DENSE_STEPS["adam"], [place % 3 for place in range(1030)])
+
+
 OWN = {
     "many_tables": case_many_tables,
     "invalid": case_invalid,
@@ -206,4 +215,5 @@ OWN = {
     "every_row": case_every_row,
     "packed": case_packed,
     "packed_module": case_packed_module,
+    "dense": case_dense,
 }

@@ -26,6 +26,7 @@ def packed_and_used() -> dict[str, Any]:
     torch.set_num_threads(1)
     steps = dict(kernel_cache.workload_steps())
     some = [("a step", steps["8x200k-zipf, train-sgd"])]
+    dense = list(kernel_cache.dense_steps())
     found: dict[str, Any] = {"steps": list(steps), "checks": [name for name, _ in kernel_cache.check_steps()]}
     found["comparisons"] = [name for name, _ in kernel_cache.comparison_steps()]
     with tempfile.TemporaryDirectory() as name:
@@ -33,6 +34,7 @@ def packed_and_used() -> dict[str, Any]:
         found["first"] = kernel_cache.compile_steps(some, folder / "made", (90,))
         kernel_cache.pack(folder / "made", archive, (90,))
         (folder / "made").rename(folder / "elsewhere")
+        found["dense"] = kernel_cache.compile_steps(dense, folder / "dense", (90,))
         found["fits"] = kernel_cache.unpack(archive, folder / "used", 90)
         found["again"] = kernel_cache.compile_steps(some, folder / "used", (90,))
         found["other GPU"] = kernel_cache.unpack(archive, folder / "no", 100)
@@ -57,6 +59,10 @@ def test_a_step_with_the_archive_compiles_nothing(found: dict[str, Any]) -> None
     assert {"pool", "write_keys", "radix_pass", "find_runs", "sum_chunks", "update"} <= set(compiled)
     assert found["fits"] == []
     assert found["again"] == {"sm_90, a step": []}
+
+
+def test_dense_steps_have_four_kernels(found: dict[str, Any]) -> None:
+    assert list(found["dense"].values()) == [["update_dense"]] * 4
 
 
 def test_an_archive_that_does_not_fit_says_why(found: dict[str, Any]) -> None:

@@ -38,13 +38,18 @@ def columns_for(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def pack_rows(rows: Sequence[Sequence[int]], begins: Sequence[int] = (0,)) -> list[int]:
+def pack_rows(rows: Sequence[Sequence[int]], begins: Sequence[int] = (0,), least: int = 1) -> list[int]:
     """Return rows one after the other, padded to a power of two: rows `begins` with `NEVER`, others with 0.
+
+    Args:
+        rows: of one length.
+        begins: the indices of rows with begins of columns.
+        least: the least number of columns, a power of two.
 
     >>> pack_rows([[0, 5, 9], [1, 2, 3]])[4:]
     [1, 2, 3, 0]
     """
-    columns = columns_for(len(rows[0]))
+    columns = max(least, columns_for(len(rows[0])))
     numbers: list[int] = []
     for index, row in enumerate(rows):
         numbers += [*row, *[NEVER if index in begins else 0] * (columns - len(row))]

@@ -25,6 +25,10 @@ PACKED_FIELDS = ("key", "base", "mean", "rows")
 #: Rows of a buffer of gradients or outputs: address, and stride of a row in units.
 GRAD_FIELDS = ("address", "stride")
 
+#: Rows of a buffer of dense parameters: first program, number of elements, addresses of weight, gradient,
+#: states and step count.
+DENSE_FIELDS = ("program", "size", "weight", "grad", "first", "second", "count")
+
 #: Rows of the buffer of a step: the bits of float64 numbers; the seed is an integer.
 STEP_FIELDS = (
     "lr",
