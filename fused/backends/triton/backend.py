@@ -102,7 +102,7 @@ class TritonBackend(Backend):
         return outputs
 
     def look_up_packed(self, tables: Sequence[Table], lookups: PackedLookups, training: bool) -> Tensor:
-        """Return the joined output; if `training`, also sort the lookups by row, in the side stream.
+        """Return the joined output; if `training`, also sort the lookups by row, see `side_stream`.
 
         Raises:
             ValueError: lookups of an earlier call were invalid, see `check`.
@@ -142,8 +142,8 @@ class TritonBackend(Backend):
     def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
         """Sort the lookups by row; return for each the runs of its group, and its index in the group.
 
-        Invalid lookups do not set the error flag here: `look_up` of the same lookups does. On CUDA only the
-        update waits for the sort, see `streams.side_stream`, so this is best called before `look_up`.
+        Invalid lookups do not set the error flag here: `look_up` of the same lookups does. Only the
+        update needs the sort, see `streams.side_stream`, so this is best called before `look_up`.
         """
         prepared: list[Any] = [None] * len(lookups)
         for group, chosen in split(tables, lookups):

@@ -33,7 +33,7 @@ def group_of(tables: Sequence[Table], lookups: PackedLookups) -> Group:
 
 
 def look_up(group: Group, lookups: PackedLookups, tuning: Tuning, training: bool) -> Tensor:
-    """Return the joined output; if `training`, find the runs in a side stream.
+    """Return the joined output; if `training`, find the runs, see `side_stream`.
 
     ``lookups.prepared`` are then the group and the runs, for the update.
     """
