@@ -1,4 +1,7 @@
-"""Fused kernels for many parameters at once: those of `fused.bulk` on the CPU, torch's on CUDA."""
+"""Fused kernels for many parameters at once: those of `fused.bulk` on the CPU, torch's on CUDA.
+
+`triton_dense_steps` updates the parameters on CUDA that it supports before these kernels get the others.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -77,7 +80,7 @@ def explain(step: Step, item: Work, names: Sequence[str]) -> tuple[str, dict[str
 
 
 def same_formula(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
-    """Return whether torch's formula is the same with these options."""
+    """Return whether torch's kernel has the formula of a step with these options."""
     if step.algorithm == "sgd":
         return not (step.decay == "decoupled" and step.weight_decay) and bool(names) == bool(step.momentum)
     if step.eps <= torch.finfo(torch.float32).tiny:  # 0 / 0 is NaN in torch's kernel

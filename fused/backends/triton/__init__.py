@@ -19,6 +19,7 @@ file             contents
 `collect`        kernel: writes these sums
 `rules`          device functions: the algorithms
 `update`         kernel: sum, rule, write
+`dense`          kernel: updates dense parameters; `dense_launch`: its launch
 ===============  ========================================================================================
 """
 
