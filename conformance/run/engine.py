@@ -364,9 +364,9 @@ class Engine:
             return None
         found: list[BaseException | None] = []
         with undo():
-            raised = error_of(lambda: found.append(error_left(self.device, self.surface)))
+            raised = error_of(lambda: found.append(error_left(self.surface)))
         error = raised or found[0]
-        self._lost = error is not None and not works(self.device)
+        self._lost = error is not None and not works()
         return error
 
     def _device_seen(self, item: pytest.Item) -> DeviceSeen | None:

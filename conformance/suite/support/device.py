@@ -21,6 +21,13 @@ def choose_device(device: str | torch.device) -> None:
     _CHOSEN[0] = torch.device(device)
 
 
+def synchronize() -> None:
+    """Wait for all work on the device under test; on the CPU and on ``meta`` there is nothing to wait for."""
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == the_device().type:
+        torch.accelerator.synchronize(the_device())
+
+
 def on_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a detached copy of a tensor on the CPU."""
     return tensor.detach().to("cpu", copy=True)

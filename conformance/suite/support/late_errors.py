@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_raises, expect_unchanged, snapshot
-from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.device import synchronize, the_device
 from keyedopt.conformance.suite.support.embedding import (
     MADE,
     ONE_TABLE,
@@ -49,7 +49,7 @@ def expect_lookup_error(
         expect_raises(lambda: module(features), *kinds, mentions=mentions, expected=expected)
     else:
         late = functools.partial(_until_reported, module, features, valid, before["tables"])
-        torch.accelerator.synchronize(the_device())  # no earlier report is on its way
+        synchronize()  # no earlier report is on its way
         try:
             expect_raises(late, *kinds, mentions=mentions, expected=f"{expected}, late at most")
         except Exception:
@@ -62,7 +62,7 @@ def _until_reported(module: Any, features: Any, valid: Any, tables: Any) -> Any:
     """Look up invalid features and train with the outputs, synchronize, then look up valid features."""
     outputs = module(features)
     _train(outputs)
-    torch.accelerator.synchronize(the_device())
+    synchronize()
     expect_unchanged(tables, tables_of(module), "tables, before the error for invalid features,")
     module(valid)
     return outputs
@@ -87,7 +87,7 @@ def drop_pending_error(module: Any, valid: Any) -> None:
         with contextlib.suppress(Exception):
             action(valid)
         with contextlib.suppress(Exception):
-            torch.accelerator.synchronize(the_device())
+            synchronize()
 
 
 def pending_error(impl: Any) -> Exception | None:
@@ -110,7 +110,7 @@ def _error_of_training(impl: Any) -> Exception | None:
     try:
         module = collection(impl, tables=ONE_TABLE)
         fit(module, features)
-        torch.accelerator.synchronize(the_device())
+        synchronize()
         module(features)
     except Exception as error:
         return error
