@@ -295,6 +295,25 @@ def case_clipping(joint: bool) -> None:
             torch.testing.assert_close(one, right, rtol=1e-6, atol=1e-6)
 
 
+def case_counts_are_known(clips: bool) -> None:
+    """No step reads the step counts from the device, also if no kernel but an operator of torch counts."""
+    from keyedopt import fused
+
+    module = modules(True, fused.Adam)
+    optimizer: Any = module.fused_optimizer
+    if clips:
+        optimizer = fused.GradientClippingOptimizer(optimizer, fused.GradientClipping.NORM, 0.5)
+    with counts_on_device():
+        for number in range(1, 4):
+            train(module, features())
+            optimizer.step()
+            for group in module.current_layout().groups:
+                known = group._known_counts
+                counters = [group.counter(index) for index in known]
+                assert [known[index] for index in known] == [(one._version, number) for one in counters]
+                assert [one.tolist() for one in counters] == [[number]] * 2
+
+
 def unseen_call(call: Any) -> Any:
     """Let the interpreter do as it likes."""
 
@@ -374,6 +393,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"launches-{algorithm}", lambda algorithm=algorithm: case_launches(algorithm)
     yield "rate_on_device", case_rate_on_device
     yield "saved", case_saved
+    for clips in (False, True):
+        yield f"counts_are_known-{clips}", lambda clips=clips: case_counts_are_known(clips)
 
 
 @pytest.fixture(scope="module")

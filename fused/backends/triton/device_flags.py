@@ -107,4 +107,7 @@ def check(device: torch.device) -> None:
         if on_cuda(device):  # a step in another stream could still see the flag, and would write nothing
             torch.cuda.synchronize(device)
         wrong = [what for bit, what in ERRORS.items() if bits & bit]
-        raise ValueError(f"invalid lookups on {device}: {'; '.join(wrong)}; no table was updated since then")
+        raise ValueError(
+            f"invalid lookups on {device}: {'; '.join(wrong)}; no table was updated since then. A module "
+            "made with strict=True raises the error at once, and names the feature"
+        )

@@ -90,9 +90,14 @@ def check_offsets(group: Group, lookups: Sequence[Lookup]) -> None:
 
 
 def count_up(counters: Sequence[Tensor]) -> None:
-    """Add 1 to step counts, each (1,) int64, unless the error flag is set."""
+    """Add 1 to step counts, each (1,) int64, unless the error flag is set.
+
+    Their versions do not change: the caller has noted the change already, as for counts that kernels write.
+    To read a count of an unknown version would synchronize.
+    """
     if counters:
-        torch._foreach_add_(list(counters), [step_increment(counters[0].device)] * len(counters))
+        one = step_increment(counters[0].device)
+        torch._foreach_add_([count.data for count in counters], [one] * len(counters))
 
 
 def run_chunks(

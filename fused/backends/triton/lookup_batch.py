@@ -17,9 +17,9 @@ from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 from keyedopt.fused.backends.triton.shapes import Tuning
 
-#: As many keys and more are sorted by torch, which takes less time for them. `radix` could sort fewer than
-#: 2²⁸: three bits of a word of the look-back are the status.
-MOST_KEYS = 2**20
+#: As many keys and more are sorted by torch: on an H100 a step of 0.7 million lookups took 13 % less time for
+#: it, and one of 5 million 18 %. `radix` could sort fewer than 2²⁸: three bits of a word are the status.
+MOST_KEYS = 2**19
 #: A call has fewer lookups than this: `reduce.sum_runs` counts the positions of a run in int32.
 MOST_LOOKUPS = 2**31
 

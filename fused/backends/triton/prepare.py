@@ -75,7 +75,7 @@ class Prepared:
 
 
 def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Prepared]:
-    """Find the runs, see `side_stream`; only `forward.pool`, which checks the same lookups, reports errors."""
+    """Find the runs, see `side_stream`; `forward.pool`, which checks the same lookups, reports errors."""
     parts = [part for one in lookups for part in (one.values, one.offsets, one.weights) if part is not None]
     with side_stream(group.device, parts):
         runs = make_runs(group, lookups, tuning, reported=False)
