@@ -64,7 +64,11 @@ def train(bags: Any, steps: int, nudged: bool = False) -> torch.Tensor:
 
 
 def drifts(name: str, steps: int = RATINGS // BATCH) -> tuple[float, float]:
-    """Return the largest distances of a weight from torchrec's: keyedopt's, and that of the nudged one."""
+    """Return the mean distances of the weights from torchrec's: keyedopt's, and those of the nudged one.
+
+    The largest distance would be that of one weight: Adagrad divides its first gradient by itself, so a
+    gradient that is nothing but rounding gives a step like any other.
+    """
     theirs, ours, options = OPTIMIZERS[name]
 
     def upstream() -> Any:
@@ -73,7 +77,7 @@ def drifts(name: str, steps: int = RATINGS // BATCH) -> tuple[float, float]:
     exact = train(upstream(), steps)
     other = train(fused.EmbeddingBagCollection(tables(fused), ours, options), steps)
     again = train(upstream(), steps, nudged=True)
-    return float((other - exact).abs().max()), float((again - exact).abs().max())
+    return float((other - exact).abs().mean()), float((again - exact).abs().mean())
 
 
 def main() -> None:
