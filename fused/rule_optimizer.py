@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
 from keyedopt.fused.backends.memory import check_memory
-from keyedopt.fused.bulk import native
+from keyedopt.fused.bulk import native, places
 from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
 from keyedopt.fused.dense.step_hooks import with_step_hooks
 from keyedopt.fused.explanation import explain_steps
@@ -57,18 +58,34 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
     def check_gradients(self) -> None:
         """Raise what `step` raises if a gradient cannot be used; an accelerator synchronizes at most once."""
         flags: dict[torch.device, list[Tensor]] = {}
+        dense: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             for param in group["params"]:
                 grad = param.grad
                 if grad is not None and (grad.is_cpu or isinstance(grad, DTensor)):
                     self.check_gradient(group, param)
+                elif grad is not None and not (grad.is_sparse or group["error_if_nonfinite"]):
+                    dense.append((param, grad))
                 elif grad is not None:
                     self.check_layout(grad)
                     self.check_shapes(param, grad)
                     found = sparse_step.conditions(grad, group["error_if_nonfinite"])
                     flags.setdefault(grad.device, []).extend(found)
+        self._check_dense(dense)
         if not all(torch.stack(found).all() for found in flags.values() if found):
             super().check_gradients()  # which says what is wrong
+
+    def _check_dense(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Check parameters with dense gradients, unless nothing has moved or changed since the last check."""
+        states = [value for param, _ in pairs for value in self.state.get(param, {}).values()]
+        given = [*chain.from_iterable(pairs), *states]
+        found = places([one for one in given if isinstance(one, Tensor)])
+        if found == getattr(self, "_checked_places", None):
+            return
+        for param, grad in pairs:
+            self.check_layout(grad)
+            self.check_shapes(param, grad)
+        self._checked_places = found
 
     def check_shapes(self, param: Tensor, grad: Tensor) -> None:
         """Raise RuntimeError unless gradient and state have the shape of a parameter, and memory.

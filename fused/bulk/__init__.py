@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 #: As in ``module.cpp``; increased when arguments or results of a function change.
-REVISION = 3
+REVISION = 4
 
 native: Any
 try:
@@ -23,8 +23,8 @@ if native is not None and getattr(native, "revision", 0) != REVISION:
 
 
 def places(tensors: list[Tensor]) -> Hashable:
-    """Return address and number of elements of each tensor, to compare with those of another time."""
+    """Return address, dtype, shape and strides of each tensor, to compare with those of another time."""
     found: bytes | None = None if native is None else native.places(tensors)
     if found is None:  # as for subclasses of tensors
-        return (*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors))
+        return tuple([(one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors])
     return found

@@ -10,6 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import keyedopt.conformance.pretend  # noqa: F401 - registers the device
+from keyedopt import fused
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
 from keyedopt.fused.dense.scaling import scale_all
@@ -160,3 +161,24 @@ def test_gradients_are_scaled_in_every_dtype(dtype):
         one, inf = torch.ones(1, device="npu"), torch.zeros(1, device="npu")
         with pytest.raises(NotImplementedError, match=r"not implemented for torch\.bfloat16"):
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, inf, one)
+
+
+def test_dense_gradients_are_checked_again_when_something_has_changed(monkeypatch):
+    checked = []
+    real = fused.Adam.check_shapes
+    monkeypatch.setattr(
+        fused.Adam, "check_shapes", lambda self, *given: checked.append(1) or real(self, *given)
+    )
+    params = [torch.nn.Parameter(torch.ones(2, 2).to("npu")) for _ in range(2)]
+    optimizer = fused.Adam(params, lr=0.1)
+    for param in params:
+        param.grad = torch.ones(2, 2).to("npu")
+    for _ in range(4):
+        optimizer.step()
+    assert len(checked) == 4, "before and after the state was made"
+    optimizer.state[params[1]]["exp_avg"] = torch.zeros(1, 2).to("npu")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the state 'exp_avg' is"):
+            optimizer.step()
+    optimizer.state[params[1]]["exp_avg"] = torch.zeros(2, 2).to("npu")
+    optimizer.step()
