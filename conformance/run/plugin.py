@@ -41,7 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "on_ranks(more): a case on ranks, and how many more than asked for")
     if not config.getoption("--implementation"):
         return
+    judges = bool(config.getoption("--level") or config.getoption("--expectations"))
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        if judges:
+            raise pytest.UsageError("--level and --expectations judge a whole run: use no -n")
         return  # the controller of pytest-xdist runs no cases
     from keyedopt.conformance.results.errors import KeyedoptError
     from keyedopt.conformance.targets.find import find
@@ -56,9 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         engine = Engine(config, implementation)
         config.pluginmanager.register(engine, "keyedopt-engine")
-        if config.getoption("--level") or config.getoption("--expectations"):
-            if hasattr(config, "workerinput"):
-                raise pytest.UsageError("--level and --expectations judge a whole run: use no -n")
+        if judges:
             from keyedopt.conformance.run.gate import Gate
 
             config.pluginmanager.register(Gate(config, engine), "keyedopt-gate")
