@@ -1,8 +1,8 @@
 """Predict the time of a backward pass of tables on an H100: ``python -m keyedopt.benchmarks.gpu.model``.
 
-`kernels.json` has instructions, bytes and registers
-of each launch, for a small batch of each workload; ``python -m keyedopt.tools.measure_kernels`` writes the
-file. They grow with the number of lookups. Assumptions:
+`kernels.json` has instructions, bytes and registers of each launch, for a small batch of each workload;
+``python -m keyedopt.tools.measure_kernels`` writes the file. Instructions and bytes grow with the number of
+lookups. Assumptions:
 
 - a multiprocessor issues `ISSUED` instructions in a cycle, and one of PTX is one of the machine;
 - a launch takes `LAUNCH` on the device, and kernels do not overlap;

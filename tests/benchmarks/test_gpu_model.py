@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import astuple
+from statistics import geometric_mean
 
 import pytest
 
@@ -44,3 +45,17 @@ def test_the_model_prints_a_line_for_each_workload(capsys: pytest.CaptureFixture
     model.main()
     said = capsys.readouterr().out
     assert all(f"\n{work.name} " in said for work in model.workloads())
+
+
+def test_predictions_are_corrected_by_what_was_measured() -> None:
+    """The numbers in the docstring of the model: mean ratios of 1, and the largest error of each part."""
+    seen = model.measured_times()
+    assert set(seen) == {work.name for work in model.workloads()}
+    largest = {"sort": 1.15, "sums": 1.6, "update": 1.79, "fbgemm": 1.75}
+    for part, most in largest.items():
+        ratios = [
+            seen[work.name][part] / getattr(model.predict(work, MEASURED[work.name]), part)
+            for work in model.workloads()
+        ]
+        assert geometric_mean(ratios) == pytest.approx(1, rel=0.01)
+        assert max(max(one, 1 / one) for one in ratios) <= most, part

@@ -13,13 +13,13 @@ from keyedopt.conformance.suite.support.assertions import Mismatch, expect, expe
 CLAUSES = ("FUSED-024", "FUSED-025", "FUSED-027", "FUSED-029", "FUSED-030", "FUSED-089")
 IMPORTS = ("keyedopt.conformance.pretend",)
 #: One worker, so that each case runs in the process of the one before.
-ALONE = {"imports": IMPORTS, "workers": 1}
+IN_ONE_WORKER = {"imports": IMPORTS, "workers": 1}
 
 
 def failures(target, clauses=CLAUSES, device="npu"):
     """Return what was seen in each case that failed, by clause, and the number of cases that passed."""
     found = runner.run(
-        f"late:{target}", runner.Options(clauses=clauses, device=device, **ALONE), path=[TARGETS]
+        f"late:{target}", runner.Options(clauses=clauses, device=device, **IN_ONE_WORKER), path=[TARGETS]
     )
     assert found.complete
     failed = {}
