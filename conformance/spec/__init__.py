@@ -58,13 +58,18 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Area:
-    """A part of the surface: its public names, some of them types of arguments; its methods, its clauses."""
+    """A part of the surface: its public names, its methods, its clauses.
+
+    Of the names, ``companions`` are types of arguments. No library has a name in ``described``: a target
+    claims it by an entry in the `names` of its description.
+    """
 
     name: str
     title: str
     names: tuple[str, ...]
     modules: tuple[str, ...]
     companions: tuple[str, ...]
+    described: tuple[str, ...]
     prefix: str
     methods: tuple[str, ...]
     clauses: tuple[Clause, ...]
@@ -97,7 +102,7 @@ def areas() -> Mapping[str, Area]:
             methods=tuple(body.get("methods", ())),
             clauses=tuple(Clause(area=name, **_tuples(item)) for item in body.get("clause", ())),
             nothing=tuple(Nothing(**_tuples(item)) for item in body.get("nothing", ())),
-            **{"companions": (), **_tuples(entry)},
+            **{"companions": (), "described": (), **_tuples(entry)},
         )
     return found
 

@@ -130,13 +130,17 @@ fbgemm = Implementation(
 torch = Implementation(
     name="torch",
     root="torch.optim",
-    names={"apply_optimizer_in_backward": "torch.distributed.optim:_apply_optimizer_in_backward"},
+    names={
+        "apply_optimizer_in_backward": "torch.distributed.optim:_apply_optimizer_in_backward",
+        "OtherOptimizer": "torch.optim:RAdam",  # of several: each is judged by itself if it is the target
+    },
     areas=("algorithms", "sparse", "in_backward"),
     absent=(
         *("in_backward_optimizer_filter", "EmbeddingBagCollection", "Accumulate*"),
         *("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer"),
-        *("Adam.sparse", "AdamW.sparse"),  # its own error says to use SparseAdam
+        *("Adam.sparse", "AdamW.sparse", "OtherOptimizer.sparse"),  # its own error says to use SparseAdam
+        *("OtherOptimizer.fused",),
         # options of the reference
         *(
             f"*.{name}"

@@ -125,6 +125,8 @@ def _undescribed_class(target: str) -> Implementation:
     from keyedopt.conformance.targets.proposal import propose  # imports torch
 
     found = propose(target)
+    if not found.areas and found.notes:
+        raise TargetError("; ".join(found.notes))
     return Implementation(
         name=target,
         root=target,

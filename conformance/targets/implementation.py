@@ -88,7 +88,8 @@ class Implementation:
         root: where the public names live: a dotted module or package (its submodules are searched
             too), ``module:attribute``, or the object itself.
         names: public name -> ``module:attribute``, for names that live elsewhere or differ, and for names
-            that the target borrows from another library without claiming them.
+            that the target borrows from another library without claiming them. ``OtherOptimizer`` is an
+            optimizer of any other formula, which is not judged.
         areas: the claimed areas (see ``keyedopt list areas``). A claimed name that is missing
             fails; an area that is not claimed is reported as unsupported. None claims every area of
             which at least one name exists that a module does not only import from one of `OWNERS`. If a
@@ -204,7 +205,8 @@ class Implementation:
         """Whether the implementation does not claim a name, or the class of the name."""
         owner = name.partition(".")[0]
         unnamed = (entry for entry, own in self.state_names.items() if not own)
-        unclaimed = (*self.absent, *self.placeholders, *unnamed)
+        undescribed = (one for area in spec.areas().values() for one in {*area.described} - {*self.names})
+        unclaimed = (*self.absent, *self.placeholders, *unnamed, *undescribed)
         if name == f"{owner}.by_row" and "per_tensor" in self.variants.get(owner, ""):
             return True  # its norms are those of whole tensors
         return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
@@ -382,14 +384,12 @@ class Surface:
 
     def restrictions(self) -> dict[str, list[str]]:
         """Return the restrictions that the description states, each with the claimed optimizers."""
-        names = [name for area in ("algorithms", "sparse") for name in spec.areas()[area].names]
-        found = {
-            text: [
-                name for name in filter(self.claims, names) if self._implementation.lacks(f"{name}.{what}")
-            ]
-            for what, text in RESTRICTIONS.items()
-        }
-        return {text: restricted for text, restricted in found.items() if restricted}
+        found: dict[str, list[str]] = {}
+        for what, text in RESTRICTIONS.items():
+            for name in (*spec.areas()["algorithms"].names, "SparseAdam"):
+                if self.claims(name) and self._implementation.lacks(f"{name}.{what}"):
+                    found.setdefault(text, []).append(name)
+        return found
 
     def places(self) -> dict[str, str]:
         """Return ``module:attribute`` of each public name that can be imported."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.suite.support.described import OTHER
 
 #: The areas of keyed optimizers, and all of which every class but the companions is an optimizer.
 OF_KEYED = ("keyed", "combined", "wrapper", "clipping", "warmup", "semi_sync")
@@ -48,6 +49,8 @@ def another_meaning(
             return "does not extend torch.optim.Optimizer"
         if not callable(getattr(kind, "step", None)):
             return "has no method step"
+    if name == OTHER and isinstance(kind, type) and _requires_closure(kind):
+        return "has a step that requires a closure"
     try:
         signature = inspect.signature(kind)
     except (TypeError, ValueError):  # a class of C shows none
@@ -58,3 +61,11 @@ def another_meaning(
     except TypeError as error:
         return f"has the arguments {signature}: {error}"
     return ""
+
+
+def _requires_closure(kind: type) -> bool:
+    """Return whether `step` of a class cannot be called without a closure, such as that of LBFGS."""
+    step = inspect.signature(kind.step)  # type: ignore[attr-defined]
+    taken = list(step.parameters.values())[1:]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(one.default is one.empty and one.kind not in variable for one in taken)

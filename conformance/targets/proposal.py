@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.suite.support.described import DEFAULTS
+from keyedopt.conformance.suite.support.algorithms import OF_OTHERS
+from keyedopt.conformance.suite.support.described import DEFAULTS, OTHER
 from keyedopt.conformance.targets.builtin import torchft, torchrec
 from keyedopt.conformance.targets.implementation import Implementation, TargetError, is_plain, load
 from keyedopt.conformance.targets.meaning import another_meaning
@@ -232,6 +233,33 @@ class _Draft:
             mine = getattr(self, name)
             mine.update(value) if isinstance(mine, dict) else mine.extend(value)
 
+    def add_other(self, place: str, kind: Any) -> None:
+        """Describe an optimizer of another formula, or note why it is not described."""
+        if OTHER in self.names:
+            known = f"{self.names[OTHER]} is the {OTHER} here"
+            self.notes.append(f"{place} is not described: {known}; `keyedopt check {place}` judges it")
+            return
+        takes, more = _parameters(kind)
+        if why := another_meaning(OTHER, kind):
+            self.notes.append(f"{place} is not described: as {OTHER}, it {why}")
+            return
+        self.names[OTHER] = place
+        hidden = [name for name in OF_OTHERS if name not in takes]
+        self.absent += [f"{OTHER}.{name}" for name in hidden]
+        if "lr" in hidden:
+            self.fixed_options[f"{OTHER}.lr"] = 0.1  # which most cases pass
+        self.notes.append(f"{place} is judged as {OTHER}: no formula of it is known, so none is judged")
+        if more and hidden:
+            self.notes.append(_not_shown(place, hidden))
+
+
+def _not_shown(place: str, hidden: Sequence[str]) -> str:
+    """Return the note on a class that takes options of which no signature shows the names."""
+    return (
+        f"{place} takes **kwargs, of which no signature shows the names: {', '.join(hidden)} count as "
+        "absent; delete from `absent` what it takes"
+    )
+
 
 def _describe(algorithm: str, place: str, kind: Any) -> _Draft:
     """Return what the signature of a class says about it as an algorithm."""
@@ -259,10 +287,7 @@ def _describe(algorithm: str, place: str, kind: Any) -> _Draft:
     hidden += [name for name in ("maximize", "fused", "foreach") if name not in takes and name not in hidden]
     one.absent += [f"{algorithm}.{name}" for name in hidden]
     if more and hidden:
-        one.notes.append(
-            f"{place} takes **kwargs, of which no signature shows the names: {', '.join(hidden)} count as "
-            "absent; delete from `absent` what it takes"
-        )
+        one.notes.append(_not_shown(place, hidden))
     return one
 
 
@@ -312,13 +337,16 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
     classes: dict[str, tuple[str, Any]] = {}
     for library in libraries:
         algorithm, _, place = library.rpartition("=")
-        if algorithm and algorithm not in DEFAULTS:
-            raise TargetError(f"there is no algorithm {algorithm!r}; there are: {', '.join(DEFAULTS)}")
+        if algorithm and algorithm not in (*DEFAULTS, OTHER):
+            known = ", ".join((*DEFAULTS, OTHER))
+            raise TargetError(f"there is no algorithm {algorithm!r}; there are: {known}")
         root = load(place)
         roots.append(root)
         here = _classes(place, root)
         classes |= {name: one for name, one in here.items() if name not in classes}
-        if algorithm:
+        if algorithm == OTHER:
+            draft.add_other(place, root)
+        elif algorithm:
             draft.add(algorithm, place, root)
         elif isinstance(root, ModuleType):
             _add_module(draft, here, by_words)
@@ -329,13 +357,10 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
     own, beside, owners = _subclasses(classes, roots)
     sparse = _sparse_adam(draft, classes)
     described = {*draft.names.values(), *own.values(), *sparse.values()}
-    others = [
-        place
-        for name, (place, kind) in classes.items()
-        if place not in described and _is_optimizer(kind) and not _named(name)
-    ]
-    if others:
-        draft.notes.append(f"not described, as their names say no algorithm: {', '.join(others)}")
+    for name, (place, kind) in classes.items():
+        given = any(kind is root for root in roots)
+        if place not in described and _is_optimizer(kind) and (given or not _named(name)):
+            draft.add_other(place, kind)
     areas = _claimed(own)
     companions = {name for area in areas for name in spec.areas()[area].companions}
     absent = [one for one in DEFAULTS if one not in draft.names]

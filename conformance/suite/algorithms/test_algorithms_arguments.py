@@ -9,7 +9,10 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     ROW_WISE,
+    WITH_OTHER,
+    decay,
     expect_same_way,
+    need_independent,
     resumed_with,
 )
 from keyedopt.conformance.suite.support.assertions import (
@@ -26,7 +29,7 @@ from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
 from keyedopt.conformance.suite.support.options import ADAMS, WITH_DECAY
 
-every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 #: Further names of an option in messages.
 CALLED = {"lr": ("lr", "learning rate"), "eps": ("eps",), "betas": ("beta",)}
@@ -52,7 +55,7 @@ def expect_refused(impl: Any, algorithm: str, option: str, value: Any) -> None:
 
 @pytest.mark.clause("ALGO-053")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 @pytest.mark.parametrize("value", [-0.1, "nan"])
 def test_lr(impl, algorithm, value):
     """A negative or NaN learning rate raises ValueError."""
@@ -61,7 +64,7 @@ def test_lr(impl, algorithm, value):
 
 @pytest.mark.clause("ALGO-054")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_infinite_lr(impl, algorithm):
     """Observe whether an infinite learning rate is accepted."""
     seen = outcome(lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=float("inf")) and None)
@@ -88,7 +91,7 @@ def test_betas(impl, algorithm, value):
 
 @pytest.mark.clause("ALGO-057")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 @pytest.mark.parametrize("value", [-0.1, "nan"])
 def test_weight_decay(impl, algorithm, value):
     """A negative or NaN weight decay raises ValueError."""
@@ -152,7 +155,7 @@ def test_variants(impl, algorithm, option, value):
 
 @pytest.mark.clause("ALGO-061")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])
 def test_options_of_a_group(impl, algorithm, option):
     """An option out of range in a group raises ValueError, and the group is not added."""
@@ -168,7 +171,7 @@ def test_options_of_a_group(impl, algorithm, option):
 
 @pytest.mark.clause("ALGO-062")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_unknown_option(impl, algorithm):
     """A misspelt option raises an error."""
     expect_raises(
@@ -254,7 +257,7 @@ def test_a_group_with_no_table_is_not_added(impl, algorithm):
 
 @pytest.mark.clause("ALGO-065")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_complex(impl, algorithm):
     """Observe whether complex parameters raise an error, or step to finite values."""
 
@@ -270,7 +273,7 @@ def test_complex(impl, algorithm):
 
 @pytest.mark.clause("ALGO-066")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_no_parameters(impl, algorithm):
     """An empty list of parameters raises ValueError."""
     expect_raises(lambda: getattr(impl, algorithm)([], lr=0.1), ValueError, expected="ValueError")
@@ -278,7 +281,7 @@ def test_no_parameters(impl, algorithm):
 
 @pytest.mark.clause("ALGO-067")
 @pytest.mark.needs("{algorithm}", "{algorithm}.tensor_rate")
-@every
+@any_optimizer
 def test_tensor_lr(impl, algorithm):
     """A tensor as lr gives the same steps as the number, also after it was changed in place."""
     weights = [parameter(4, 3) for _ in range(2)]
@@ -300,7 +303,7 @@ def test_tensor_lr(impl, algorithm):
 
 @pytest.mark.clause("ALGO-068")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_listed_twice(impl, algorithm):
     """Observe whether a parameter that is listed twice in one group raises an error."""
     weight = parameter(4, 3)
@@ -310,7 +313,7 @@ def test_listed_twice(impl, algorithm):
 
 @pytest.mark.clause("ALGO-069")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 def test_in_two_groups(impl, algorithm):
     """Adding a parameter that is already in another group raises ValueError and changes nothing."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
@@ -327,7 +330,7 @@ def test_in_two_groups(impl, algorithm):
 
 @pytest.mark.clause("ALGO-082")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 def test_added_group(impl, algorithm):
     """An added group trains with its own options like a group from the constructor."""
     kind = getattr(impl, algorithm)
@@ -348,9 +351,10 @@ def test_added_group(impl, algorithm):
 
 @pytest.mark.clause("ALGO-082")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 def test_added_group_later(impl, algorithm):
     """A group that is added after some steps starts with fresh state."""
+    need_independent(impl, algorithm)
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     alone = parameter(4, 3, seed=1)
     optimizer = getattr(impl, algorithm)([weights[0]], lr=0.1)
@@ -368,13 +372,14 @@ def test_added_group_later(impl, algorithm):
 
 @pytest.mark.clause("ALGO-083")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 def test_groups_are_separate(impl, algorithm):
     """Two groups train like two optimizers with their options."""
     kind = getattr(impl, algorithm)
     together = [parameter(4, 3, seed=index) for index in range(2)]
     apart = [parameter(4, 3, seed=index) for index in range(2)]
-    options = [{"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.0}]
+    need_independent(impl, algorithm)
+    options = [{"lr": 0.1, **decay(impl, algorithm, 0.1)}, {"lr": 0.02, **decay(impl, algorithm, 0.0)}]
     groups = [{"params": [weight], **more} for weight, more in zip(together, options, strict=True)]
     one = kind(groups, lr=0.1)
     others = [kind([weight], **more) for weight, more in zip(apart, options, strict=True)]

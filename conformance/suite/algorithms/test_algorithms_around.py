@@ -9,6 +9,7 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     MOMENTUM,
+    WITH_OTHER,
     expect_same_way,
     make_algorithm,
     resumed_with,
@@ -29,6 +30,7 @@ from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values, warmup_stages
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 
 def tables(count: int = 2) -> dict[str, torch.nn.Parameter]:
@@ -47,7 +49,7 @@ def keyed(impl: Any, algorithm: str, params: Any, lr: float = 0.1) -> Any:
 
 @pytest.mark.clause("ALGO-050")
 @pytest.mark.needs("{algorithm}", "{algorithm}.closure")
-@every
+@any_optimizer
 def test_closure(impl, algorithm):
     """A closure is evaluated once, with gradients enabled, and step returns its loss."""
     expect_step_with_closure(impl, algorithm)
@@ -55,7 +57,7 @@ def test_closure(impl, algorithm):
 
 @pytest.mark.clause("ALGO-103")
 @pytest.mark.needs("{algorithm}", "{algorithm}.closure")
-@every
+@any_optimizer
 def test_closure_under_no_grad(impl, algorithm):
     """The closure of a step has gradients enabled, also if the caller disabled them."""
     with torch.no_grad():
@@ -89,7 +91,7 @@ def expect_step_with_closure(impl: Any, algorithm: str) -> None:
 
 @pytest.mark.clause("ALGO-051")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_hooks(impl, algorithm):
     """Each kind of hook runs once per event, in order."""
     params = tables(1)
@@ -110,7 +112,7 @@ def test_hooks(impl, algorithm):
 
 @pytest.mark.clause("ALGO-051")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_gradients_of_a_pre_hook(impl, algorithm):
     """A step takes the gradients that its pre-hook sets, and its post-hook sees the weights after it."""
     params, plain, seen = tables(), tables(), []
@@ -130,7 +132,7 @@ def test_gradients_of_a_pre_hook(impl, algorithm):
 
 @pytest.mark.clause("ALGO-052")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_zero_grad(impl, algorithm):
     """zero_grad removes the gradients, or sets them to zero with set_to_none=False."""
     params = tables(1)
@@ -148,7 +150,7 @@ def test_zero_grad(impl, algorithm):
 
 @pytest.mark.clause("ALGO-084")
 @pytest.mark.needs("{algorithm}", "KeyedOptimizerWrapper")
-@every
+@any_optimizer
 def test_keyed(impl, algorithm):
     """Inside a KeyedOptimizerWrapper training is identical, and loaded state resumes it."""
     params, plain = tables(), tables()
@@ -184,7 +186,7 @@ def test_init_state(impl, algorithm):
 
 @pytest.mark.clause("ALGO-086")
 @pytest.mark.needs("{algorithm}", "GradientClippingOptimizer")
-@every
+@any_optimizer
 def test_clipped(impl, algorithm):
     """Inside gradient clipping, the result equals that with gradients that were clipped beforehand."""
     params, plain = tables(), tables()
@@ -205,7 +207,7 @@ def test_clipped(impl, algorithm):
 
 @pytest.mark.clause("ALGO-087")
 @pytest.mark.needs("{algorithm}", "WarmupOptimizer")
-@every
+@any_optimizer
 def test_warmed_up(impl, algorithm):
     """Inside a warmup schedule, steps use the scheduled learning rates."""
     params, plain = tables(), tables()
@@ -227,7 +229,7 @@ def test_warmed_up(impl, algorithm):
 
 @pytest.mark.clause("ALGO-088")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_lr_scheduler(impl, algorithm):
     """Steps use the learning rates of a scheduler."""
     params, plain = tables(1), tables(1)
@@ -245,7 +247,7 @@ def test_lr_scheduler(impl, algorithm):
 
 @pytest.mark.clause("ALGO-089")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_grad_scaler(impl, algorithm):
     """A step is skipped on overflow, and otherwise uses the unscaled gradients."""
     expect_unscaled(impl, algorithm, "dense")
@@ -287,7 +289,7 @@ def expect_unscaled(impl, algorithm, layout):
 
 @pytest.mark.clause("ALGO-090")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_autocast(impl, algorithm):
     """A step gives the same result under autocast, with gradients enabled or disabled."""
     params, plain = tables(1), tables(1)
@@ -307,7 +309,7 @@ def test_autocast(impl, algorithm):
 
 @pytest.mark.clause("ALGO-091")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 @pytest.mark.parametrize("sharded", [0, 1, None])
 def test_dtensor(impl, algorithm, sharded):
     """A DTensor on one rank steps like the plain tensor, or raises an error and does not change."""

@@ -7,6 +7,8 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
+    WITH_OTHER,
+    decay,
     expect_same_way,
     fixed_grads,
     make_algorithm,
@@ -26,7 +28,7 @@ from keyedopt.conformance.suite.support.assertions import (
     ulp_errors,
     worst_of_orders,
 )
-from keyedopt.conformance.suite.support.described import documented_state, entries_of
+from keyedopt.conformance.suite.support.described import OTHER, documented_state, entries_of
 from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.draws import DRAWS
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, set_wide_grads, values, wide
@@ -36,6 +38,7 @@ from keyedopt.conformance.suite.support.options import ADAMS
 #: Options without decay, of the algorithm that decays by default.
 NO_DECAY = {"AdamW": {"weight_decay": 0.0}}
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 
 def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
@@ -50,11 +53,11 @@ def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.clause("ALGO-031")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_missing(impl, algorithm):
     """A parameter without a gradient keeps its weight and state, and the others are stepped."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
-    optimizer = make_algorithm(impl, algorithm, weights, weight_decay=0.1)
+    optimizer = make_algorithm(impl, algorithm, weights, **decay(impl, algorithm, 0.1))
     set_grads(weights)
     optimizer.step()
     before = snapshot([weights[0], entries_of(optimizer, weights[0], {})])
@@ -80,6 +83,21 @@ def test_zero(impl, algorithm, dtype):
         optimizer.step()
     expect_bits(weight.detach()[1], before[1], "the row without gradient")
     expect(weight.detach().isfinite().all(), "finite weights", weight)
+
+
+@pytest.mark.clause("ALGO-032")
+@pytest.mark.needs(OTHER)
+def test_zero_is_finite(impl, dtype):
+    """Weights of an optimizer with another formula, which may decay them, stay finite."""
+    weights = [parameter(3, 4, dtype=dtype, seed=index) for index in range(2)]
+    optimizer = make_algorithm(impl, OTHER, weights)
+    for seed in range(3):
+        set_grads(weights, seed=seed)
+        weights[0].grad.zero_()
+        weights[1].grad[1] = 0
+        optimizer.step()
+    for weight in weights:
+        expect(weight.detach().isfinite().all(), "finite weights", weight)
 
 
 @pytest.mark.clause("ALGO-033")
@@ -356,7 +374,7 @@ def _sum_duplicates(impl: Any, algorithm: str, count: int, measuring: Measuring)
 
 @pytest.mark.clause("ALGO-041")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_dense_gradient_is_left_with_decay(impl, algorithm):
     """A step with weight decay does not modify a dense gradient."""
     expect_dense_gradient_left(impl, algorithm)
@@ -364,7 +382,7 @@ def test_dense_gradient_is_left_with_decay(impl, algorithm):
 
 @pytest.mark.clause("ALGO-041")
 @pytest.mark.needs("{algorithm}", "{algorithm}.maximize")
-@every
+@any_optimizer
 def test_dense_gradient_is_left(impl, algorithm):
     """A step with weight decay and maximize does not modify a dense gradient."""
     expect_dense_gradient_left(impl, algorithm, maximize=True)
@@ -398,7 +416,7 @@ def test_sparse_gradient_is_left(impl, algorithm):
 
 @pytest.mark.clause("ALGO-048")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_not_contiguous(impl, algorithm):
     """A weight that is a view, and a transposed gradient, give the same result as contiguous tensors."""
     start, grads = parameter(4, 3), fixed_grads(3)

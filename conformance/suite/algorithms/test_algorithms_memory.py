@@ -11,6 +11,7 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
+    WITH_OTHER,
     make_algorithm,
     need_switch,
     sparse_rows,
@@ -23,10 +24,11 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.buffers import Buffers
-from keyedopt.conformance.suite.support.described import entries_of
+from keyedopt.conformance.suite.support.described import OTHER, entries_of
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 #: Which tensors get another number of rows, and how many; all others have 4 rows.
 SIZES = pytest.mark.parametrize(
     ("which", "rows"),
@@ -52,7 +54,7 @@ def disagreeing(
     last, buffers = weights[1], Buffers()
     entries = entries_of(optimizer, last).values()
     states = [value for value in entries if type(value) is torch.Tensor and value.ndim]
-    if which == "state" and not states:
+    if not states and (which == "state" or (which == "weight" and algorithm == OTHER)):
         getattr(impl, f"{algorithm}.state")  # raises MissingName, so the case is unsupported
     for tensor in (last, *states):
         replaced = which == ("weight" if tensor is last else "state")
@@ -84,7 +86,7 @@ def expect_error(optimizer: Any, buffers: Buffers) -> None:
 
 @pytest.mark.clause("ALGO-104")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 @SIZES
 def test_sizes(impl: Any, algorithm: str, which: str, rows: int) -> None:
     """A step with a parameter, gradient or state of another size raises, and writes nothing behind them."""
@@ -116,7 +118,7 @@ def test_sizes_with_kernels(impl: Any, algorithm: str, kernels: str, which: str,
 
 @pytest.mark.clause("ALGO-105")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 @SIZES
 def test_nothing_is_updated(impl: Any, algorithm: str, which: str, rows: int) -> None:
     """A step that raises because of sizes changes no parameter and no state, of any group."""

@@ -8,9 +8,11 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
+    WITH_OTHER,
     expect_same_way,
     fixed_grads,
     make_algorithm,
+    need_independent,
     resumed_with,
     set_options,
     sparse_rows,
@@ -25,7 +27,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_equal,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import documented_state, entries_of, named
+from keyedopt.conformance.suite.support.described import OTHER, documented_state, entries_of, named
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import _numbers, parameter, train
 from keyedopt.conformance.suite.support.options import (
@@ -40,7 +42,7 @@ from keyedopt.conformance.suite.support.options import (
     with_zeros,
 )
 
-every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 #: The documented names of state.
 STATE = {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"}
@@ -48,12 +50,15 @@ STATE = {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"}
 
 def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
     """Expect groups with two values of an option to train like two optimizers."""
+    need_independent(impl, algorithm)
     kind = getattr(impl, algorithm)
     own = functools.partial(named, impl, algorithm)
     for pair in (TWO[option], TWO[option][::-1]):
         together = [parameter(4, 3, seed=index) for index in range(2)]
         apart = [parameter(4, 3, seed=index) for index in range(2)]
         first, second = (with_required_options(option, value) for value in pair)
+        if algorithm == OTHER and impl.lacks(f"{OTHER}.weight_decay"):
+            del first["weight_decay"], second["weight_decay"]
         if way == "constructor":
             one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}], lr=0.25)
         elif way == "added":
@@ -325,7 +330,7 @@ def test_rates_of_late_steps(impl, algorithm, count):
 
 @pytest.mark.clause("ALGO-048")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 @pytest.mark.parametrize("which", ["weight", "gradient", "both"])
 def test_transposed(impl, algorithm, which):
     """A transposed weight accepts a contiguous gradient, and a contiguous weight a transposed one."""

@@ -8,8 +8,10 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     MOMENTUM,
+    WITH_OTHER,
     expect_same_way,
     make_algorithm,
+    need_independent,
     resumed_with,
     sparse_rows,
 )
@@ -32,6 +34,7 @@ from keyedopt.conformance.suite.support.options import (
 )
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 #: Shapes of tables, from one element to more than 4096, in whole blocks of 256.
 SHAPES = ((4, 3), (64, 68), (1, 1), (4, 3))
@@ -54,7 +57,7 @@ def give(weights: list[Any], step: int, layout: str) -> None:
 
 @pytest.mark.clause("ALGO-099")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_parameters_with_unlike_step_counts(impl: Any, algorithm: str) -> None:
     """Parameters of a group that were updated unequally often train like each one by itself."""
     expect_apart(impl, algorithm, "dense")
@@ -79,6 +82,7 @@ def test_parameters_with_unlike_step_counts_and_layouts(impl: Any, algorithm: st
 def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
     """Expect parameters of one optimizer to train like each in an optimizer of its own, state included."""
     together, apart = ([parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)] for _ in range(2))
+    need_independent(impl, algorithm)
     options = dict(COUNTED.get(algorithm, {}))
     if algorithm == "SGD" and not impl.lacks("SGD.dampening"):
         options["dampening"] = 0.5
@@ -204,7 +208,7 @@ def expect_versions(impl: Any, algorithm: str, layout: str, dtype: str) -> None:
 
 @pytest.mark.clause("ALGO-101")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 def test_versions(impl: Any, algorithm: str, dtype: str) -> None:
     """A graph that was saved before a step raises in its backward pass."""
     expect_versions(impl, algorithm, "dense", dtype)
@@ -243,7 +247,7 @@ def test_options_have_an_effect(impl: Any, algorithm: str, option: str) -> None:
 
 @pytest.mark.clause("ALGO-041")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
     """A step without options modifies no gradient, also none of an earlier step."""
     weights = [parameter(*shape, seed=at) for at, shape in enumerate(SHAPES[:2])]

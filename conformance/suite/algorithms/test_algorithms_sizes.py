@@ -6,10 +6,12 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     ROW_WISE,
+    WITH_OTHER,
     expect_same_way,
     fixed_grads,
     make_algorithm,
     need_dtype,
+    need_independent,
     trained_copy,
     variant_of,
 )
@@ -19,6 +21,7 @@ from keyedopt.conformance.suite.support.device import arange, zeros
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameter
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 #: More than kernels for many tensors take at a time, in elements and in tensors; Triton's interpreter has no
 #: time for so many.
@@ -93,9 +96,10 @@ def test_large(impl, algorithm, dtype):
 
 @pytest.mark.clause("ALGO-095")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_many(impl, algorithm):
     """Each of many parameters in a group gives the same result as a single parameter."""
+    need_independent(impl, algorithm)
     start, grads = parameter(4, 3), fixed_grads(2)
     alone, _ = trained_copy(impl, algorithm, start, grads)
     weights = [torch.nn.Parameter(start.detach().clone()) for _ in range(MANY)]
@@ -110,9 +114,10 @@ def test_many(impl, algorithm):
 
 @pytest.mark.clause("ALGO-049")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_no_rows(impl, algorithm):
     """Tables without rows, at any position, raise no error and do not affect other tables."""
+    need_independent(impl, algorithm)
     start, grads = parameter(4, 3), fixed_grads(2)
     alone, _ = trained_copy(impl, algorithm, start, grads)
     weights = [torch.nn.Parameter(start.detach()[:rows].clone()) for rows in (0, 4, 0, 4, 0)]

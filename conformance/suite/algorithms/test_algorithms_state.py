@@ -9,9 +9,12 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
+    WITH_OTHER,
+    decay,
     expect_same_way,
     make_algorithm,
     need_dtype,
+    need_independent,
 )
 from keyedopt.conformance.suite.support.assertions import (
     Mismatch,
@@ -29,6 +32,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads, trai
 from keyedopt.conformance.suite.support.options import ADAMS
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
 #: Shapes of the state of a table (4, 3).
 SHAPES = {
@@ -85,7 +89,7 @@ def test_state_from_construction(impl, algorithm):
 
 @pytest.mark.clause("ALGO-072")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_resumed(impl, algorithm, dtype):
     """An optimizer that has loaded the state of another continues on the same trajectory."""
     weights = tables(dtype=dtype)
@@ -123,23 +127,23 @@ def test_counts_of_rows_resumed(impl, algorithm):
 
 @pytest.mark.clause("ALGO-073")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 def test_options_loaded(impl, algorithm):
     """Loading restores lr and weight_decay of every group."""
     first, second = tables(), tables()
-    one = make_algorithm(
-        impl, algorithm, [{"params": [first[0]]}, {"params": [first[1]], "lr": 0.3}], weight_decay=0.2
-    )
+    groups = [{"params": [first[0]]}, {"params": [first[1]], "lr": 0.3}]
+    decayed = decay(impl, algorithm, 0.2)
+    one = make_algorithm(impl, algorithm, groups, **decayed)
     other = make_algorithm(impl, algorithm, [{"params": [weight]} for weight in second], lr=0.7)
     other.load_state_dict(one.state_dict())
-    names = named(impl, algorithm, {"lr": 0, "weight_decay": 0})
-    seen = [[group[name] for name in names] for group in other.param_groups]
-    expect_equal(seen, [[0.1, 0.2], [0.3, 0.2]], "lr and weight_decay of the groups")
+    wanted = [named(impl, algorithm, {"lr": lr, **decayed}) for lr in (0.1, 0.3)]
+    seen = [{name: group[name] for name in wanted[0]} for group in other.param_groups]
+    expect_equal(seen, wanted, "options of the groups")
 
 
 @pytest.mark.clause("ALGO-074")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_saved_to_a_file(impl, algorithm):
     """A state_dict survives torch.save and torch.load with weights_only."""
     weights = tables()
@@ -159,7 +163,7 @@ def test_saved_to_a_file(impl, algorithm):
 
 @pytest.mark.clause("ALGO-075")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_loaded_is_not_aliased(impl, algorithm):
     """Steps after a load do not modify the loaded state dict."""
     weights = tables()
@@ -189,7 +193,7 @@ def test_state_dict_is_live(impl, algorithm):
 
 @pytest.mark.clause("ALGO-077")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
-@every
+@any_optimizer
 @pytest.mark.parametrize("groups", [[1], [3], [1, 1]])
 def test_other_groups_are_refused(impl, algorithm, groups):
     """Loading the state of other groups raises ValueError and changes nothing."""
@@ -253,7 +257,7 @@ def test_other_dtypes(impl, algorithm):
 
 @pytest.mark.clause("ALGO-080")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 def test_half_a_state(impl, algorithm):
     """A parameter without loaded state starts afresh, or the load raises an error."""
     weights = tables()
@@ -269,6 +273,7 @@ def test_half_a_state(impl, algorithm):
     except ValueError:
         expect_unchanged(before, [values(fresh), other.state_dict()], "weights and state")
         return
+    need_independent(impl, algorithm)
     alone = tables()[1]
     single = make_algorithm(impl, algorithm, [alone])
     for weight, one in ((fresh[1], other), (alone, single)):
@@ -279,7 +284,7 @@ def test_half_a_state(impl, algorithm):
 
 @pytest.mark.clause("ALGO-081")
 @pytest.mark.needs("{algorithm}")
-@every
+@any_optimizer
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, algorithm, how):
     """A copy continues like its original, independently of it."""

@@ -10,6 +10,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.described import OTHER
 from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter
 from keyedopt.conformance.suite.support.trajectories import (
@@ -315,7 +316,7 @@ def test_kernels(impl, algorithm, made, kernels, dtype):
 
 @pytest.mark.clause("ALGO-097")
 @pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
-@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam", "AdamW"])
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam", "AdamW", OTHER])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("which", ["weight", "gradient"])
 def test_kernels_and_layouts(impl, algorithm, kernels, which):

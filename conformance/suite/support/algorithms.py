@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect_within, snapshot
+from keyedopt.conformance.suite.support.assertions import Mismatch, expect_within, snapshot
 from keyedopt.conformance.suite.support.described import (
     DEFAULTS,
+    OTHER,
     Described,
     MissingName,
     documented_state,
@@ -19,6 +20,9 @@ from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", *ROW_WISE)
+WITH_OTHER = (*ALGORITHMS, OTHER)
+#: The options of `OTHER` that cases use, if its class has them.
+OF_OTHERS = ("lr", "weight_decay", "maximize", "fused", "foreach")
 #: ULPs per step by which two trainings with an algorithm may differ: each may be off by twice the worst error
 #: of its formula in any order, which the golden trajectories record. Others may differ by 4.
 ROUNDED_APART = {
@@ -73,6 +77,35 @@ def need_dtype(impl: Any, algorithm: str, dtype: str) -> None:
     """Raise MissingName if the target does not support a dtype, so the case is unsupported."""
     if dtype not in impl.dtypes:
         raise MissingName(f"{algorithm} does not support {dtype}", name=f"{algorithm}.{dtype}")
+
+
+def decay(impl: Any, algorithm: str, value: float) -> dict[str, Any]:
+    """Return the option weight_decay, or no option if the class does not have it."""
+    return {} if impl.lacks(f"{algorithm}.weight_decay") else {"weight_decay": value}
+
+
+def need_independent(impl: Any, algorithm: str) -> None:
+    """Raise MissingName if an unknown formula computes a step from several parameters together.
+
+    Parameters of the known algorithms train independently. For another one, such as Prodigy, which
+    estimates one distance over all parameters, the case is unsupported.
+    """
+    if algorithm != OTHER:
+        return
+    together, apart = ([parameter(4, 3, seed=at) for at in range(2)] for _ in range(2))
+    one = make_algorithm(impl, algorithm, together)
+    others = [make_algorithm(impl, algorithm, [weight]) for weight in apart]
+    for seed in range(3):
+        for weights, optimizers in ((together, [one]), (apart, others)):
+            set_grads(weights, seed=seed)
+            for optimizer in optimizers:
+                optimizer.step()
+    try:
+        for at, (seen, wanted) in enumerate(zip(together, apart, strict=True)):
+            expect_same_way(seen, wanted, parameter(4, 3, seed=at), "the weight", algorithm)
+    except Mismatch:
+        name = f"{algorithm}.independent"
+        raise MissingName(f"{algorithm} does not train parameters independently", name=name) from None
 
 
 def need_switch(impl: Any, algorithm: str, kernels: str) -> None:

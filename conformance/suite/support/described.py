@@ -20,6 +20,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "PartialRowWiseLAMB": _LIKE_ADAM,
     "LarsSGD": {"momentum": 0.9, "weight_decay": 0, "eta": 1e-3},
 }
+#: The name of a `torch.optim.Optimizer` whose formula the suite does not know.
+OTHER = "OtherOptimizer"
 #: The options that a target may lack.
 OPTIONS = frozenset(name for options in DEFAULTS.values() for name in options) | {
     *("maximize", "max_norm", "decay", "rows", "eps_placement", "bias_correction"),

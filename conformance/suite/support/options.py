@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from keyedopt.conformance.suite.support.described import OTHER
 from keyedopt.conformance.suite.support.inputs import set_grads
 
 ADAMS = ("Adam", "AdamW", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
@@ -44,7 +45,9 @@ START = "initial_accumulator_value"
 #: What shapes the state when it is made.
 AT_FIRST = ("initial_accumulator_value", "bias_correction")
 #: What can be set between two steps.
-SET = [(algorithm, "lr") for algorithm in OTHER_OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
+SET = [(algorithm, "lr") for algorithm in (*OTHER_OPTIONS, OTHER)] + [
+    pair for pair in EACH if pair[1] not in AT_FIRST
+]
 
 
 def with_required_options(option: str, value: Any) -> dict[str, Any]:
