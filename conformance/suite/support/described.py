@@ -94,6 +94,7 @@ class Described:
         absent: Collection[str] = (),
     ) -> None:
         self.kind, self._names, self._fixed = kind, dict(names), dict(fixed)
+        self._always = dict(fixed)  # also those that the constructor does not take
         self._owner, self._absent = owner, tuple(absent)
         documented = {own: name for name, own in names.items()}
         signature = inspect.signature(kind)
@@ -144,7 +145,7 @@ class Described:
         given = dict(options)
         for name in options:
             if any(fnmatchcase(name, pattern) for pattern in self._absent):
-                documented = {"maximize": False, **DEFAULTS.get(self._owner, {}), **self._fixed}
+                documented = {"maximize": False, **DEFAULTS.get(self._owner, {}), **self._always}
                 if name not in documented or not _equal(given.pop(name), documented[name]):
                     raise MissingName(f"{self._owner} has no {name}", name=f"{self._owner}.{name}")
         return {self._names.get(name, name): value for name, value in given.items()}
