@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     WITH_OTHER,
     decay,
     expect_same_way,
+    need_group_rates,
     need_independent,
     resumed_with,
 )
@@ -333,6 +334,7 @@ def test_in_two_groups(impl, algorithm):
 @any_optimizer
 def test_added_group(impl, algorithm):
     """An added group trains with its own options like a group from the constructor."""
+    need_group_rates(impl, algorithm)
     kind = getattr(impl, algorithm)
     early = [parameter(4, 3, seed=index) for index in range(2)]
     late = [parameter(4, 3, seed=index) for index in range(2)]
@@ -354,7 +356,7 @@ def test_added_group(impl, algorithm):
 @any_optimizer
 def test_added_group_later(impl, algorithm):
     """A group that is added after some steps starts with fresh state."""
-    need_independent(impl, algorithm)
+    need_independent(impl, algorithm, first=(0, 1))
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     alone = parameter(4, 3, seed=1)
     optimizer = getattr(impl, algorithm)([weights[0]], lr=0.1)
@@ -379,6 +381,7 @@ def test_groups_are_separate(impl, algorithm):
     together = [parameter(4, 3, seed=index) for index in range(2)]
     apart = [parameter(4, 3, seed=index) for index in range(2)]
     need_independent(impl, algorithm)
+    need_group_rates(impl, algorithm)
     options = [{"lr": 0.1, **decay(impl, algorithm, 0.1)}, {"lr": 0.02, **decay(impl, algorithm, 0.0)}]
     groups = [{"params": [weight], **more} for weight, more in zip(together, options, strict=True)]
     one = kind(groups, lr=0.1)

@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     expect_same_way,
     fixed_grads,
     make_algorithm,
+    need_group_rates,
     need_independent,
     resumed_with,
     set_options,
@@ -51,6 +52,7 @@ STATE = {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"}
 def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
     """Expect groups with two values of an option to train like two optimizers."""
     need_independent(impl, algorithm)
+    need_group_rates(impl, algorithm)
     kind = getattr(impl, algorithm)
     own = functools.partial(named, impl, algorithm)
     for pair in (TWO[option], TWO[option][::-1]):

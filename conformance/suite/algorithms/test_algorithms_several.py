@@ -82,7 +82,7 @@ def test_parameters_with_unlike_step_counts_and_layouts(impl: Any, algorithm: st
 def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
     """Expect parameters of one optimizer to train like each in an optimizer of its own, state included."""
     together, apart = ([parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)] for _ in range(2))
-    need_independent(impl, algorithm)
+    need_independent(impl, algorithm, first=(0, 1))
     options = dict(COUNTED.get(algorithm, {}))
     if algorithm == "SGD" and not impl.lacks("SGD.dampening"):
         options["dampening"] = 0.5

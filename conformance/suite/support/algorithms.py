@@ -84,28 +84,51 @@ def decay(impl: Any, algorithm: str, value: float) -> dict[str, Any]:
     return {} if impl.lacks(f"{algorithm}.weight_decay") else {"weight_decay": value}
 
 
-def need_independent(impl: Any, algorithm: str) -> None:
+def need_independent(impl: Any, algorithm: str, first: tuple[int, int] = (0, 0)) -> None:
     """Raise MissingName if an unknown formula computes a step from several parameters together.
 
     Parameters of the known algorithms train independently. For another one, such as Prodigy, which
     estimates one distance over all parameters, the case is unsupported.
+
+    Args:
+        impl: the target.
+        algorithm: the public name of the optimizer.
+        first: the first of three steps in which each of two parameters has a gradient. Formulas may also
+            have one step count for all parameters, such as MADGRAD.
     """
     if algorithm != OTHER:
         return
     together, apart = ([parameter(4, 3, seed=at) for at in range(2)] for _ in range(2))
     one = make_algorithm(impl, algorithm, together)
     others = [make_algorithm(impl, algorithm, [weight]) for weight in apart]
-    for seed in range(3):
-        for weights, optimizers in ((together, [one]), (apart, others)):
-            set_grads(weights, seed=seed)
-            for optimizer in optimizers:
-                optimizer.step()
+    for step in range(3):
+        for weights in (together, apart):
+            set_grads(weights, seed=step)
+            for weight, begins in zip(weights, first, strict=True):
+                weight.grad = weight.grad if step >= begins else None
+        one.step()
+        for other, begins in zip(others, first, strict=True):
+            if step >= begins:
+                other.step()
     try:
         for at, (seen, wanted) in enumerate(zip(together, apart, strict=True)):
             expect_same_way(seen, wanted, parameter(4, 3, seed=at), "the weight", algorithm)
     except Mismatch:
         name = f"{algorithm}.independent"
         raise MissingName(f"{algorithm} does not train parameters independently", name=name) from None
+
+
+def need_group_rates(impl: Any, algorithm: str) -> None:
+    """Raise MissingName if an unknown formula refuses groups with unlike learning rates."""
+    if algorithm != OTHER:
+        return
+    weights = [parameter(4, 3, seed=at) for at in range(2)]
+    groups = [{"params": [weight], "lr": lr} for weight, lr in zip(weights, (0.1, 0.5), strict=True)]
+    set_grads(weights)
+    try:
+        make_algorithm(impl, algorithm, groups).step()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise MissingName(f"{algorithm} refuses it: {error}", name=f"{algorithm}.group_rates") from None
 
 
 def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
