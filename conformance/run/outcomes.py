@@ -64,18 +64,32 @@ def _failure(
     return record
 
 
+def _from_target(
+    error: BaseException,
+    walk: Any = traceback.walk_tb,
+    of_suite: Any = of_suite,
+    ours: Any = (Escaped, Mismatch),
+) -> bool:
+    """Return whether code outside the suite raised an error."""
+    frames = list(walk(error.__traceback__))
+    return not isinstance(error, ours) and bool(frames) and not of_suite(frames[-1][0])
+
+
 def found_in(
     item: pytest.Item,
     error: BaseException | None,
     level_of: Any = level_of,
     clean: Any = clean,
     failure: Any = _failure,
+    from_target: Any = _from_target,
 ) -> dict[str, Any]:
     """Return the outcome of a case that raised an error or none."""
+    observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"recorded"}
     if error is None:
-        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"recorded"}
         return {"outcome": "observed" if observed else "pass"}
     if isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
         return {"outcome": "unsupported", "seen": clean(str(error))}
+    if observed and from_target(error):  # a clause without a verdict records what the target does
+        return {"outcome": "observed", "observed": clean(f"raises {type(error).__name__}")}
     described: dict[str, Any] = failure(item, error)
     return described

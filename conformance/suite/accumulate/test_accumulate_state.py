@@ -18,7 +18,6 @@ from keyedopt.conformance.suite.support.accumulate import (
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
-    expect_equal,
     expect_raises,
     expect_unchanged,
     snapshot,
@@ -240,14 +239,11 @@ def test_embedding_module(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_embedding_checkpoint(impl, kind):
-    """A checkpoint of the module within a window is complete: rows, gradients and count."""
+    """A module that loads a checkpoint from within a window goes on like the one that saved it."""
     options = {"use_accumulate": True, "accumulate_step": 3}
     module, other = collection(impl, kind, options), collection(impl, kind, options)
     fit(module, jagged(BAGS), steps=4)
     saved = snapshot(tables_and_state(module))
-    window = saved["state"]["t.weight"]["t.window"]
-    expect_equal(set(window), {"rows", "gradients", "count"}, "keys of the window")
-    expect_equal(int(window["count"]), 1, "count of the window")
     with torch.no_grad():
         for name, table in tables_of(other).items():
             table.copy_(saved["tables"][name])

@@ -1,8 +1,12 @@
 """Helpers for cases of warmup: two ramps whose learning rates identify the iteration."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from keyedopt.conformance.suite.support.assertions import expect_close
+from keyedopt.conformance.suite.support.described import MissingName, State, documented_state
 from keyedopt.conformance.suite.support.inputs import warmup_stages
 
 # A ramp from 0 with a second stage: every iteration up to its end has a different learning rate.
@@ -34,3 +38,27 @@ def expect_poly_rate(optimizer: Any, iteration: int, name: str = "lr") -> None:
     """Expect every group to have the learning rate of an iteration of the polynomial ramp."""
     for group in optimizer.param_groups:
         expect_close(group[name], POLY_RATES[iteration], f"{name} at iteration {iteration}", ulps=8)
+
+
+def _entries(impl: Any, saved: Any, key: str) -> State:
+    entries = saved["state"].get(key)
+    if not isinstance(entries, Mapping):
+        raise MissingName(f"WarmupOptimizer has no state under {key}", name="WarmupOptimizer.state")
+    return documented_state(impl, "WarmupOptimizer", entries)
+
+
+def schedule_state(impl: Any, saved: Any, key: str = "__warmup") -> torch.Tensor:
+    """Return the tensor of a schedule in a state dict.
+
+    Only WARM-040 and WARM-041 say where it is, and fail if it is elsewhere.
+
+    Raises:
+        MissingName: the state has another name, so the case is unsupported.
+    """
+    state: torch.Tensor = _entries(impl, saved, key)["warmup"]
+    return state
+
+
+def set_schedule_state(impl: Any, saved: Any, value: torch.Tensor, key: str = "__warmup") -> None:
+    """Replace the tensor of a schedule in a state dict; see `schedule_state`."""
+    saved["state"][key][_entries(impl, saved, key).own("warmup")] = value

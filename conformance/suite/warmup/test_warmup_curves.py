@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, snapshot
+from keyedopt.conformance.suite.support.described import documented_state
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.inputs import parameters, sgd, train, warmup_stages
 from keyedopt.conformance.suite.support.measured import Measuring
+from keyedopt.conformance.suite.support.warmup import set_schedule_state
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "schedules.json").read_text("utf-8"))
 
@@ -62,7 +64,7 @@ def jump(impl: Any, curve: Any) -> None:
     optimizer.init_state()
     saved = snapshot(optimizer.state_dict())
     for point in reversed(curve["points"]):
-        saved["state"]["__warmup"]["warmup"] = tensor(point[:2])
+        set_schedule_state(impl, saved, tensor(point[:2]))
         optimizer.load_state_dict(snapshot(saved))
         expect_rate(optimizer, point)
 
@@ -185,7 +187,7 @@ def test_transformer(impl, curve):
     saved = snapshot(optimizer.state_dict())
     rates, wrong = [], []
     for point in curve["points"]:
-        saved["state"]["__warmup"]["warmup"] = tensor(point[:2])
+        set_schedule_state(impl, saved, tensor(point[:2]))
         optimizer.load_state_dict(snapshot(saved))
         rate = float(optimizer.param_groups[0]["lr"])
         rates.append([point[0], rate])
@@ -229,6 +231,8 @@ def test_state_is_iteration_and_stage(impl, curve):
     optimizer = scheduled(impl, curve, params)
     for iteration, stage, _, _ in consecutive(curve)[1:]:
         train(optimizer, params, 1)
-        state = optimizer.state_dict()["state"]["__warmup"]["warmup"]
+        state = documented_state(impl, "WarmupOptimizer", optimizer.state_dict()["state"]["__warmup"])
+        expect("warmup" in state, "an entry 'warmup' in the state", sorted(state))
+        state = state["warmup"]
         expect(state.dtype == torch.int64, "a state of dtype int64", state.dtype)
         expect(state.tolist() == [iteration, stage], f"state {[iteration, stage]}", state.tolist())

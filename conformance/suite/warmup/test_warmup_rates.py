@@ -25,7 +25,13 @@ from keyedopt.conformance.suite.support.inputs import (
     values,
     warmup_stages,
 )
-from keyedopt.conformance.suite.support.warmup import POLY_RATES, expect_poly_rate, poly_ramp
+from keyedopt.conformance.suite.support.warmup import (
+    POLY_RATES,
+    expect_poly_rate,
+    poly_ramp,
+    schedule_state,
+    set_schedule_state,
+)
 
 
 def grouped(impl: Any, listed: Any, groups: Any) -> Any:
@@ -128,7 +134,7 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
         expect_close(rate, POLY_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
         optimizer.step()
     state = copy.deepcopy(optimizer.state_dict())
-    state["state"]["__warmup"]["warmup"] = tensor([2, 0])
+    set_schedule_state(impl, state, tensor([2, 0]))
     optimizer.load_state_dict(state)
     expect(optimizer.param_groups[0]["lr"] is rate, "the caller's tensor after a load", "another")
     expect_close(rate, POLY_RATES[2], "lr after a load", ulps=8)
@@ -208,7 +214,7 @@ def test_step_that_raises(impl):
 
     expect_raises(lambda: optimizer.step(broken), ArithmeticError, expected="the closure's error")
     expect_poly_rate(optimizer, 2)
-    expect_equal(optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist(), [2, 0], "state")
+    expect_equal(schedule_state(impl, optimizer.state_dict()).tolist(), [2, 0], "state")
     train(optimizer, params, 1)
     expect_poly_rate(optimizer, 3)
 

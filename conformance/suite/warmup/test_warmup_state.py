@@ -18,9 +18,15 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import documented_state
 from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, sgd, train, values
-from keyedopt.conformance.suite.support.warmup import LINEAR_RATES, linear_ramp
+from keyedopt.conformance.suite.support.warmup import (
+    LINEAR_RATES,
+    linear_ramp,
+    schedule_state,
+    set_schedule_state,
+)
 
 
 def expect_at(optimizer: Any, iteration: int) -> None:
@@ -37,10 +43,9 @@ def trained(impl: Any, steps: int, build: Any = sgd, **options: Any) -> tuple[An
     return params, optimizer
 
 
-def warmup_state(optimizer: Any) -> torch.Tensor:
+def warmup_state(impl: Any, optimizer: Any) -> torch.Tensor:
     """Return the saved state of the schedule."""
-    state: torch.Tensor = optimizer.state_dict()["state"]["__warmup"]["warmup"]
-    return state
+    return schedule_state(impl, optimizer.state_dict())
 
 
 # --- saving ---------------------------------------------------------------------------------------
@@ -68,10 +73,10 @@ def test_saved_state_is_live(impl):
         train(optimizer, params, 1)
         momentum = saved["p0"]["momentum_buffer"]
         expect_bits(momentum, optimizer.state[params["p0"]]["momentum_buffer"], "momentum")
-        seen = saved["__warmup"]["warmup"].tolist()
+        seen = schedule_state(impl, {"state": saved}).tolist()
         expect_equal(seen, [iteration, int(iteration > 4)], "state in the earlier state dict")
-    saved["__warmup"]["warmup"].copy_(tensor([2, 0]))
-    expect_equal(warmup_state(optimizer).tolist(), [2, 0], "state written through the state dict")
+    schedule_state(impl, {"state": saved}).copy_(tensor([2, 0]))
+    expect_equal(warmup_state(impl, optimizer).tolist(), [2, 0], "state written through the state dict")
 
 
 @pytest.mark.clause("WARM-042")
@@ -80,13 +85,13 @@ def test_load_keeps_the_tensor(impl, steps):
     """A load fills the state tensor in place and shares nothing with the loaded state dict."""
     _, source = trained(impl, 3)
     params, optimizer = trained(impl, steps)
-    live = warmup_state(optimizer)
+    live = warmup_state(impl, optimizer)
     saved = source.state_dict()
     optimizer.load_state_dict(saved)
-    expect(warmup_state(optimizer).data_ptr() == live.data_ptr(), "the same tensor", "another")
+    expect(warmup_state(impl, optimizer).data_ptr() == live.data_ptr(), "the same tensor", "another")
     expect_equal(live.tolist(), [3, 0], "state in the tensor")
     train(optimizer, params, 1)
-    expect_equal(warmup_state(source).tolist(), [3, 0], "state of the optimizer it came from")
+    expect_equal(warmup_state(impl, source).tolist(), [3, 0], "state of the optimizer it came from")
 
 
 @pytest.mark.clause("WARM-043")
@@ -214,7 +219,7 @@ def test_stage_follows_from_the_iteration(impl, state, rate):
     """A checkpoint of a run with other stages resumes at this schedule's learning rate."""
     params, optimizer = trained(impl, 1)
     saved = snapshot(optimizer.state_dict())
-    saved["state"]["__warmup"]["warmup"] = tensor(state)
+    set_schedule_state(impl, saved, tensor(state))
     optimizer.load_state_dict(saved)
     expect_close(optimizer.param_groups[0]["lr"], rate, f"lr at iteration {state[0]}", ulps=8)
     train(optimizer, params, 1)
@@ -227,10 +232,10 @@ def test_integers_of_another_width(impl):
     """State of another integer dtype is loaded by value."""
     _, optimizer = trained(impl, 1)
     saved = snapshot(optimizer.state_dict())
-    saved["state"]["__warmup"]["warmup"] = tensor([6, 1], dtype=torch.int32)
+    set_schedule_state(impl, saved, tensor([6, 1], dtype=torch.int32))
     optimizer.load_state_dict(saved)
     expect_at(optimizer, 6)
-    expect_equal(warmup_state(optimizer).dtype, torch.int64, "dtype of the state")
+    expect_equal(warmup_state(impl, optimizer).dtype, torch.int64, "dtype of the state")
 
 
 @pytest.mark.clause("WARM-055")
@@ -256,13 +261,16 @@ def test_malformed_state_is_refused(impl, state):
     """Loading malformed schedule state raises ValueError and changes nothing."""
     params, optimizer = trained(impl, 3, momentum=0.9)
     saved = snapshot(optimizer.state_dict())
+    schedule_state(impl, saved)  # else the case is unsupported
     for entry in saved["state"].values():
         if "momentum_buffer" in entry:
             entry["momentum_buffer"] += 1
     if state is None:
         del saved["state"]["__warmup"]
     else:
-        saved["state"]["__warmup"] = {key: tensor(value) for key, value in state.items()}
+        own = documented_state(impl, "WarmupOptimizer", saved["state"]["__warmup"]).own("warmup")
+        named = {own if key == "warmup" else key: tensor(value) for key, value in state.items()}
+        saved["state"]["__warmup"] = named
     before, weights = snapshot(optimizer.state_dict()), values(params)
     expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected=f"ValueError for {state}")
     expect_unchanged(before, optimizer.state_dict(), "state")
@@ -276,7 +284,7 @@ def test_malformed_state_is_refused(impl, state):
 def test_malformed_state_in_place_is_refused(impl):
     """A negative iteration that was written in place raises when it is used."""
     _, optimizer = trained(impl, 3)
-    warmup_state(optimizer)[0] = -5
+    warmup_state(impl, optimizer)[0] = -5
     expect_raises(optimizer.post_load_state_dict, ValueError, expected="ValueError for iteration -5")
     expect_at(optimizer, 3)
 
@@ -297,17 +305,17 @@ def test_refused_load_leaves_the_schedule(impl, kind):
     expect_at(optimizer, steps)
     train(optimizer, params, 1)
     expect_at(optimizer, steps + 1)
-    expect_equal(warmup_state(optimizer).tolist(), [steps + 1, 0], "state of the schedule")
+    expect_equal(warmup_state(impl, optimizer).tolist(), [steps + 1, 0], "state of the schedule")
 
 
 @pytest.mark.clause("WARM-057")
 def test_state_that_was_loaded_in_place(impl):
     """State that was written in place takes effect with post_load_state_dict."""
     params, optimizer = trained(impl, 1)
-    warmup_state(optimizer).copy_(tensor([6, 1]))
+    warmup_state(impl, optimizer).copy_(tensor([6, 1]))
     optimizer.load_state_dict(optimizer.state_dict())
     expect_at(optimizer, 6)
-    warmup_state(optimizer).copy_(tensor([2, 0]))
+    warmup_state(impl, optimizer).copy_(tensor([2, 0]))
     optimizer.post_load_state_dict()
     expect_at(optimizer, 2)
     train(optimizer, params, 1)
@@ -337,12 +345,12 @@ def test_hooks_of_saving_and_loading(impl):
     def before_load(_: Any, state_dict: Any) -> Any:
         seen.append("load")
         changed = snapshot(state_dict)
-        changed["state"]["__warmup"]["warmup"] = tensor([6, 1])
+        set_schedule_state(impl, changed, tensor([6, 1]))
         return changed
 
     optimizer.register_state_dict_pre_hook(lambda _: seen.append("save"))
     optimizer.register_state_dict_post_hook(
-        lambda _, state_dict: seen.append(state_dict["state"]["__warmup"]["warmup"].tolist())
+        lambda _, state_dict: seen.append(schedule_state(impl, state_dict).tolist())
     )
     optimizer.register_load_state_dict_pre_hook(before_load)
     optimizer.register_load_state_dict_post_hook(lambda loaded: seen.append(loaded.param_groups[0]["lr"]))
