@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from making import TARGETS
@@ -15,6 +16,7 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.proposal import propose
 
 SOUND = ("pass", "observed", "unsupported")
+REFERENCE = Path(__file__).parents[2] / "reference"
 loop = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 
@@ -252,3 +254,60 @@ def test_a_proposal_names_the_variant_whose_steps_a_class_takes(tmp_path, monkey
     found = propose("apart", by_words=True)
     assert found.names == {"AdamW": "apart:DecoupledAdamW"}
     assert any("a variant of AdamW: claim 'by_itself' in `variants`" in note for note in found.notes)
+
+
+def copied(folder: Path, file: str, **names: str) -> None:
+    """Copy the reference as the package ``copied``, with other names of state in one file."""
+    for path in sorted(REFERENCE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8").replace("keyedopt.reference", "copied")
+        for old, new in names.items() if path.name == file else ():
+            assert f'"{old}"' in text
+            text = text.replace(f'"{old}"', f'"{new}"')
+        copy = folder / "copied" / path.relative_to(REFERENCE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, encoding="utf-8")
+    (folder / "copy_described.py").write_text(
+        "from keyedopt.conformance.targets.implementation import Implementation\n"
+        "NAMED = Implementation('named', 'copied', areas=('warmup',),\n"
+        "    state_names={'WarmupOptimizer.warmup': 'progress'})\n",
+        encoding="utf-8",
+    )
+
+
+@loop
+def test_one_clause_asks_for_the_name_of_the_state_of_a_schedule(tmp_path):
+    copied(tmp_path, "warmup.py", warmup="progress")
+    clauses = ("WARM-024", "WARM-026", "WARM-031", "WARM-040", "WARM-042", "WARM-049", "WARM-054", "WARM-055")
+    unnamed = checked("copied", *clauses, path=tmp_path)
+    assert {clause for case in unnamed.cases if case.outcome not in SOUND for clause in case.clauses} == {
+        "WARM-040"
+    }
+    assert any(case.seen == "not claimed: WarmupOptimizer.warmup" for case in unnamed.cases)
+    named = checked("copy_described:NAMED", *clauses, path=tmp_path)
+    assert {case.outcome for case in named.cases} == {"pass", "observed"}
+
+
+@loop
+def test_no_clause_asks_for_the_names_of_entries_of_a_window(tmp_path):
+    copied(tmp_path, "window.py", rows="r", gradients="g", count="n")
+    expect_sound(checked("copied", "ACC-021", "ACC-022", path=tmp_path), 6)
+
+
+REFUSING = """
+import torch
+
+class SGD(torch.optim.SGD):
+    def load_state_dict(self, state_dict):
+        for state in state_dict["state"].values():
+            for param in self.param_groups[0]["params"]:
+                if state["momentum_buffer"].dtype != param.dtype:
+                    raise RuntimeError("another dtype")
+        super().load_state_dict(state_dict)
+"""
+
+
+def test_a_clause_without_a_verdict_records_the_error_of_a_target(tmp_path):
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    result = checked("refusing:SGD", "ALGO-079", path=tmp_path)
+    found = {case.outcome: case.observed for case in result.cases if case.outcome != "unsupported"}
+    assert found == {"observed": "raises RuntimeError"}
