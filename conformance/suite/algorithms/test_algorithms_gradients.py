@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     fixed_grads,
     make_algorithm,
     need_dtype,
+    need_operators,
     sparse_rows,
     trained_copy,
 )
@@ -89,6 +90,7 @@ def test_zero(impl, algorithm, dtype):
 @pytest.mark.needs(OTHER)
 def test_zero_is_finite(impl, dtype):
     """Weights of an optimizer with another formula, which may decay them, stay finite."""
+    need_operators(impl, OTHER, dtype)
     weights = [parameter(3, 4, dtype=dtype, seed=index) for index in range(2)]
     optimizer = make_algorithm(impl, OTHER, weights)
     for seed in range(3):

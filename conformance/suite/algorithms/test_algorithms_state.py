@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     make_algorithm,
     need_dtype,
     need_independent,
+    need_operators,
 )
 from keyedopt.conformance.suite.support.assertions import (
     Mismatch,
@@ -26,7 +27,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import documented_state, named
+from keyedopt.conformance.suite.support.described import OTHER, documented_state, named
 from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values
 from keyedopt.conformance.suite.support.options import ADAMS
@@ -92,6 +93,8 @@ def test_state_from_construction(impl, algorithm):
 @any_optimizer
 def test_resumed(impl, algorithm, dtype):
     """An optimizer that has loaded the state of another continues on the same trajectory."""
+    if algorithm == OTHER:
+        need_operators(impl, algorithm, dtype)
     weights = tables(dtype=dtype)
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 3)

@@ -8,6 +8,7 @@ from keyedopt.conformance.suite.support.assertions import Mismatch, expect_withi
 from keyedopt.conformance.suite.support.described import (
     DEFAULTS,
     OTHER,
+    CannotRun,
     Described,
     MissingName,
     documented_state,
@@ -77,6 +78,16 @@ def need_dtype(impl: Any, algorithm: str, dtype: str) -> None:
     """Raise MissingName if the target does not support a dtype, so the case is unsupported."""
     if dtype not in impl.dtypes:
         raise MissingName(f"{algorithm} does not support {dtype}", name=f"{algorithm}.{dtype}")
+
+
+def need_operators(impl: Any, algorithm: str, dtype: str) -> None:
+    """Raise CannotRun if torch lacks an operator, such as a decomposition, that a step needs in a dtype."""
+    weight = parameter(4, 3, dtype=dtype)
+    set_grads([weight])
+    try:
+        make_algorithm(impl, algorithm, [weight]).step()
+    except NotImplementedError as error:
+        raise CannotRun(f"torch has no operator: {error}") from None
 
 
 def decay(impl: Any, algorithm: str, value: float) -> dict[str, Any]:
