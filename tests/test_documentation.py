@@ -162,3 +162,19 @@ def test_the_readme_is_short_and_its_links_lead_to_files():
     assert text.count("\n") <= 150
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (ROOT / link).exists(), link
+
+
+def test_reports_from_the_field_name_clauses_that_can_reject():
+    text = (ROOT / "docs/field.md").read_text(encoding="utf-8")
+    rejecting, _, without = text.partition("## Without a clause")
+    rows = re.findall(r"^\| \[([\w.-]+/[\w.-]+)#(\d+)\]\((\S+)\) \| (.+) \| (.+) \|$", text, re.M)
+    assert len(rows) == text.count("\n| [")
+    assert len({row[:2] for row in rows}) == len(rows)
+    for repository, number, address, _, _ in rows:
+        assert address in {f"https://github.com/{repository}/{kind}/{number}" for kind in ("issues", "pull")}
+    found = [row for row in rows if f"#{row[1]}]" in rejecting]
+    assert len(found) >= 40
+    for row in found:
+        for clause in row[4].split():
+            assert spec.clauses()[clause].level in ("must", "should"), clause
+    assert set(re.findall(r"[A-Z]+-\d{3}", without)) <= set(spec.clauses())
