@@ -11,7 +11,7 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import TargetError
 from keyedopt.conformance.targets.proposal import propose
 
-slow = pytest.mark.complete(loop=__name__, sample=3, spread=True)
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 #: What torch's documents say of every optimizer, as far as one without a formula can be judged by it.
 MUSTS = ("ALGO-031", "ALGO-041", "ALGO-050", "ALGO-051", "ALGO-052", "ALGO-066", "ALGO-069", "ALGO-072")
 MUSTS += ("ALGO-073", "ALGO-077", "ALGO-081", "ALGO-082", "ALGO-083", "ALGO-088")
@@ -49,6 +49,7 @@ def test_a_class_of_torch_fails_only_the_musts_that_it_breaks(name):
     assert {case.clauses[0] for case in result.cases if case.outcome == "pass"} >= set(MUSTS) - bad
 
 
+@slow
 def test_formulas_are_not_claimed():
     result, bad = failing("other:Lion")
     outcomes = shown_outcomes(result)
@@ -73,6 +74,7 @@ def test_what_a_class_cannot_be_asked_is_not_claimed(name):
     assert sum(case.outcome == "pass" for case in result.cases) > 8
 
 
+@slow
 def test_an_optimizer_of_ours_is_sound_as_any_other(tmp_path):
     (tmp_path / "ours.py").write_text(
         "from keyedopt.conformance.targets.implementation import Implementation\n"
