@@ -32,7 +32,8 @@ class CombinedOptimizer(Composition):
 
     Source: torchrec.optim.keyed.CombinedOptimizer.
 
-    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> import torch
+    >>> from keyedopt.reference import CombinedOptimizer, KeyedOptimizerWrapper
     >>> tower, table = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> dense = KeyedOptimizerWrapper({"weight": tower}, torch.optim.Adam)
     >>> sparse = KeyedOptimizerWrapper({"t0.weight": table}, torch.optim.Adagrad)
@@ -78,7 +79,7 @@ class CombinedOptimizer(Composition):
         An optimizer that evaluates its closure gets this evaluation first, and may ask for more.
 
         Returns:
-            What the closure returned: the loss.
+            The loss, which the closure returned.
 
         Raises:
             TypeError: an optimizer needs a closure, and there is none; no optimizer has stepped.
