@@ -94,7 +94,12 @@ def check(names: list[str], commands: Path, output: Path, label: str) -> dict[st
 def row(torch: str, python: str, green: dict[str, bool]) -> tuple[str, ...]:
     """Return the row of the table: each of ours, and the peers that were checked."""
     words = {name: "pass" if one else "FAIL" for name, one in green.items()}
-    peers = ", ".join(f"{name} {word}" for name, word in words.items() if name not in ("reference", "fused"))
+    releases = dict(zip(("fbgemm", "torchrec"), RELEASES[torch], strict=True))
+    peers = ", ".join(
+        " ".join(filter(None, (name, releases.get(name), word)))
+        for name, word in words.items()
+        if name not in ("reference", "fused")
+    )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (torch, python, today, words["reference"], words["fused"], peers or "not checked")
 
