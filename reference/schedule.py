@@ -24,20 +24,17 @@ from enum import Enum, unique
 class WarmupPolicy(Enum):
     """The shape of one stage: how its multiplier depends on the iteration i.
 
-    ::
-
-        NONE                              1
-        CONSTANT                          value
-        LINEAR                            value + (1 − value) · i / max_iters
-        INTERPOLATE                       value + (end_value − value) · (i − start) / (max_iters − start)
-                                          from start = start_interpolating_iters on; value before it
-        POLY                              (1 − i / decay_iters) ^ value; 0 from decay_iters on
-        STEP                              value ^ ⌊i / decay_iters⌋
-        INVSQRT                           1 / √max(i, 1)
-        COSINE_ANNEALING_WARM_RESTARTS    value + (1 − value) · ½ (1 + cos(π · (i mod p) / p)),
-                                          p = sgdr_period (SGDR, arXiv:1608.03983, without growing p)
-        TRANSFORMER                       min(s^−½, s · warmup_steps^−3/2), s = i + 1
-                                          ("Attention is all you need", arXiv:1706.03762)
+    - NONE: 1
+    - CONSTANT: value
+    - LINEAR: value + (1 − value) · i / max_iters
+    - INTERPOLATE: value + (end_value − value) · (i − start) / (max_iters − start) from
+      start = start_interpolating_iters on; value before it
+    - POLY: (1 − i / decay_iters) ^ value; 0 from decay_iters on
+    - STEP: value ^ ⌊i / decay_iters⌋
+    - INVSQRT: 1 / √max(i, 1)
+    - COSINE_ANNEALING_WARM_RESTARTS: value + (1 − value) · ½ (1 + cos(π · (i mod p) / p)), p = sgdr_period
+      (SGDR, arXiv:1608.03983, without growing p)
+    - TRANSFORMER: min(s^−½, s · warmup_steps^−3/2), s = i + 1 ("Attention is all you need", arXiv:1706.03762)
 
     ``decay_iters`` ≤ 0 means ``max_iters``, and 1 for STEP.
 
