@@ -16,8 +16,10 @@ from keyedopt import fused, reference
 
 #: What torch documents: methods of these names have torch's signature and meaning.
 OF_TORCH = {name for name in vars(torch.optim.Optimizer) if not name.startswith("_")}
-#: What the API pages make of docstrings.
-PAGES = runpy.run_path(str(Path(__file__).parents[1] / "docs" / "docstrings.py"))
+DOCS = Path(__file__).parents[1] / "docs"
+#: What the API pages make of docstrings, and what they leave out.
+PAGES = runpy.run_path(str(DOCS / "docstrings.py"))
+INTERNAL = {*runpy.run_path(str(DOCS / "pages.py"))["INTERNAL"]}
 #: The words that say a range.
 RANGE = re.compile(r"\b(at least|at most|above|below|in [\[(]|any (finite )?(number|integer))")
 PUBLIC = [(package, name) for package in (reference, fused) for name in package.__all__]
@@ -63,14 +65,19 @@ def inherited(name, found):
 
 
 def surface():
-    for package in (reference, fused):
-        for name in package.__all__:
-            found = getattr(package, name)
-            yield f"{package.__name__}.{name}", found
-            if inspect.isclass(found):
-                for attribute, method in vars(found).items():
-                    if inspect.isfunction(method) and not attribute.startswith("_"):
-                        yield f"{package.__name__}.{name}.{attribute}", method
+    """Yield the public names, and the methods of classes: their own, and the inherited ones of the pages."""
+    seen = set()
+    for package, name in PUBLIC:
+        found = getattr(package, name)
+        yield f"{package.__name__}.{name}", found
+        for attribute in dir(found) if inspect.isclass(found) else ():
+            if attribute in INTERNAL and not inspect.isfunction(vars(found).get(attribute)):
+                continue
+            method = getattr(found, attribute)
+            ours = inspect.isfunction(method) and method.__module__.startswith("keyedopt.")
+            if ours and not attribute.startswith("_") and method not in seen:
+                seen.add(method)
+                yield f"{package.__name__}.{name}.{attribute}", method
 
 
 def missing(name, found):

@@ -67,7 +67,12 @@ class CombinedOptimizer(Composition):
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:
-        """Put the key of an optimizer in front of the key of a parameter."""
+        """Return the key of a parameter with the key of its optimizer in front, and a dot between them.
+
+        Args:
+            name: the key of the parameter.
+            opt_key: the key of the optimizer; if it is empty, the key of the parameter does not change.
+        """
         return prepend_key(name, opt_key)
 
     def __repr__(self) -> str:
