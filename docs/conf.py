@@ -35,7 +35,6 @@ html_math_renderer = "mathml"
 
 autodoc_typehints, autodoc_typehints_format = "signature", "short"
 autodoc_preserve_defaults = True
-maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = True
