@@ -29,6 +29,7 @@ def doctor() -> None:
     here = list(devices())
     for device in here:
         print(f"device {device.name}: {device.about}; dtypes: {', '.join(device.dtypes)}")
+    _show_extensions()
     wrong = []
     for name, why in available().items():
         if why:
@@ -39,6 +40,20 @@ def doctor() -> None:
         for device in here if name != "torch" else ():  # with which the others are compared
             wrong += _check(get(name), device.name)
     raise typer.Exit(int(bool(wrong)))
+
+
+def _show_extensions() -> None:
+    """Print which C++ extensions are missing, what is slower without them, and how to build them."""
+    from keyedopt.fused.extensions import build_command, compiler, missing
+
+    slower = missing()
+    if not slower:
+        print("C++ extensions: built")
+        return
+    for name, what in slower.items():
+        print(f"C++ extension {name}: missing: PyTorch does {what} instead, which is slower")
+    where = "" if compiler() else "install a C++17 compiler (g++ or clang++), then: "
+    print(f"  to build: {where}{build_command()}")
 
 
 def _check(backend: "Backend", device: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from keyedopt.cli.summary import failure_lines
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Result
-from keyedopt.conformance.results.verdict import Verdict, failing, worst_of
+from keyedopt.conformance.results.verdict import Verdict, failing, shown_outcomes, worst_of
 
 
 def print_json(**lists: Any) -> None:
@@ -30,6 +30,7 @@ def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"name": target, "problem": found}
     result, verdict = found
+    words = shown_outcomes(result)
     bad = {*verdict.behind_causes, *failing(verdict)}
     return {
         "name": target,
@@ -39,7 +40,7 @@ def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
         "gate": verdict.gate,
         "reasons": list(verdict.reasons),
         "clauses": [
-            {**clause(spec.clauses()[i]), "outcome": outcome}
+            {**clause(spec.clauses()[i]), "outcome": outcome, "shown": words[i]}
             | (
                 {"failure": failure_lines(result, i)[1:], "case": worst_of(result, i).case}
                 if i in bad

@@ -11,6 +11,7 @@ from latex2mathml.converter import convert
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import docstrings  # noqa: E402 - beside this file
 import pages  # noqa: E402 - beside this file
 
 project, author, copyright = "keyedopt", "The keyedopt developers", "The keyedopt developers"
@@ -32,7 +33,9 @@ html_show_sourcelink = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
 
-autodoc_typehints = "none"  # the signature has them
+autodoc_typehints, autodoc_typehints_format = "signature", "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = True
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
@@ -41,7 +44,7 @@ pages.write(HERE)
 
 
 def setup(app: Any) -> None:
-    """Show formulas as MathML, which browsers draw without a request to elsewhere."""
+    """Complete docstrings; show formulas as MathML, which browsers draw without a request to elsewhere."""
 
     def inline(translator: Any, node: Any) -> None:
         translator.body.append(convert(node.astext()))
@@ -52,4 +55,5 @@ def setup(app: Any) -> None:
         translator.body.append(f'<div class="formula" tabindex="0">{convert(source, display="block")}</div>')
         raise nodes.SkipNode
 
+    app.connect("autodoc-process-docstring", docstrings.complete, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

@@ -143,20 +143,14 @@ def _api():
             lines += [f"## {group}", ""]
             for name in names:
                 if name in package.__all__:
-                    lines += _entry(short, getattr(package, name), name, set(reference.__all__))
+                    lines += _entry(short, getattr(package, name), name)
         yield f"api/{short}.md", "\n".join(lines)
 
 
-def _entry(package, found, name, documented):
-    """Return the section of a public name; arguments are where `documented` has the name too."""
-    lines = [f"### {name}", ""]
-    if package == "fused" and "Args:" not in (found.__doc__ or "") and name in documented:
-        lines += [
-            f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).",
-            "",
-        ]
+def _entry(package, found, name):
+    """Return the section of a public name."""
     kind = "class" if isinstance(found, type) else "function"
-    lines += ["```{eval-rst}", f".. auto{kind}:: keyedopt.{package}.{name}"]
+    lines = [f"### {name}", "", "```{eval-rst}", f".. auto{kind}:: keyedopt.{package}.{name}"]
     if kind == "class":
         lines += ["   :members:", "   :inherited-members: Module, Optimizer, Enum, tuple, ABC"]
         lines += [f"   :exclude-members: {', '.join(INTERNAL)}"]

@@ -32,6 +32,7 @@ def explain(target: Any) -> str:
     Raises:
         TypeError: the target is neither an optimizer nor a module.
 
+    >>> import torch
     >>> from keyedopt import fused
     >>> param = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     >>> print(fused.explain(fused.Adam([param], lr=0.1)).partition(", torch.float64")[0])

@@ -122,7 +122,7 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
 
         Args:
             group: the current options.
-            count: t of the next step, from 1.
+            count: t of the next step, at least 1.
             first: whether the state was created for this step.
         """
         options = {name: group[name] for name in NUMBERS if name in group}

@@ -59,6 +59,15 @@ def use_fbgemm_kernels(model: nn.Module, device: torch.device | str) -> None:
         ModuleNotFoundError: torchrec is not installed.
 
     Source: torchrec.distributed.utils.optimizer_type_to_emb_opt_type.
+
+    >>> from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> from keyedopt.fused import RowWiseAdagrad, apply_optimizer_in_backward, use_fbgemm_kernels
+    >>> table = EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["f"])
+    >>> bags = EmbeddingBagCollection([table])
+    >>> apply_optimizer_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.5})
+    >>> use_fbgemm_kernels(bags, "cpu")
+    >>> bags.embedding_bags["t"].weight._optimizer_classes[0].__module__
+    'torchrec.optim.rowwise_adagrad'
     """
     translated = []
     for name, param in model.named_parameters():

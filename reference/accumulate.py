@@ -45,6 +45,19 @@ class AccumulateSGD(Accumulating, SGD):
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
         ValueError: another option is out of range, or a parameter is not of floats.
+
+    >>> import torch
+    >>> from keyedopt.reference import AccumulateSGD
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = AccumulateSGD([weight], lr=0.5, use_accumulate=True, accumulate_step=2)
+    >>> for _ in range(4):
+    ...     weight.grad = torch.ones(1)
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    1.0000
+    0.0000
+    0.0000
+    -1.0000
     """
 
     def __init__(
@@ -94,6 +107,19 @@ class AccumulateAdagrad(Accumulating, Adagrad):
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
         ValueError: another option is out of range, or a parameter is not of floats.
+
+    >>> import torch
+    >>> from keyedopt.reference import AccumulateAdagrad
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = AccumulateAdagrad([weight], lr=0.5, use_accumulate=True, accumulate_step=2)
+    >>> for _ in range(4):
+    ...     weight.grad = torch.ones(1)
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    1.0000
+    0.5000
+    0.5000
+    0.1464
     """
 
     def __init__(
@@ -143,6 +169,19 @@ class AccumulateRowWiseAdagrad(Accumulating, RowWiseAdagrad):
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
         ValueError: another option is out of range, or a parameter is not of floats.
+
+    >>> import torch
+    >>> from keyedopt.reference import AccumulateRowWiseAdagrad
+    >>> weight = torch.nn.Parameter(torch.ones(1, 2))
+    >>> optimizer = AccumulateRowWiseAdagrad([weight], lr=0.5, use_accumulate=True, accumulate_step=2)
+    >>> for _ in range(4):
+    ...     weight.grad = torch.ones(1, 2)
+    ...     optimizer.step()
+    ...     print(f"{weight[0, 0].item():.4f}")
+    1.0000
+    0.5000
+    0.5000
+    0.1464
     """
 
     def __init__(

@@ -28,6 +28,19 @@ class AccumulateAdam(Accumulating, Adam):
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
         ValueError: another option is out of range, or a parameter is not of floats.
+
+    >>> import torch
+    >>> from keyedopt.reference import AccumulateAdam
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = AccumulateAdam([weight], lr=0.25, use_accumulate=True, accumulate_step=2)
+    >>> for _ in range(4):
+    ...     weight.grad = torch.ones(1)
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    1.0000
+    0.7500
+    0.7500
+    0.5000
     """
 
     def __init__(
@@ -79,6 +92,19 @@ class AccumulateAdamW(Accumulating, AdamW):
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
         ValueError: another option is out of range, or a parameter is not of floats.
+
+    >>> import torch
+    >>> from keyedopt.reference import AccumulateAdamW
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = AccumulateAdamW([weight], lr=0.25, use_accumulate=True, accumulate_step=2)
+    >>> for _ in range(4):
+    ...     weight.grad = torch.ones(1)
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    1.0000
+    0.7475
+    0.7475
+    0.4956
     """
 
     def __init__(

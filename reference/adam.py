@@ -106,7 +106,7 @@ class Adam(AdamLike):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
@@ -125,6 +125,18 @@ class Adam(AdamLike):
         ValueError: an option is out of range, or a parameter is not of floats.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019 (AdamW); torch.optim.Adam.
+
+    >>> import torch
+    >>> from keyedopt.reference import Adam
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = Adam([weight], lr=0.5)
+    >>> for _ in range(3):
+    ...     weight.grad = 2 * weight.detach()  # of the loss w²
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    0.5000
+    0.0339
+    -0.3359
     """
 
     function = staticmethod(rules.adam)
@@ -187,7 +199,7 @@ class PartialRowWiseAdam(AdamLike):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
@@ -202,6 +214,17 @@ class PartialRowWiseAdam(AdamLike):
         ValueError: an option is out of range, or a parameter is not a table of floats.
 
     Source: FBGEMM's PARTIAL_ROWWISE_ADAM.
+
+    >>> import torch
+    >>> from keyedopt.reference import PartialRowWiseAdam
+    >>> table = torch.nn.Parameter(torch.ones(2, 2))
+    >>> optimizer = PartialRowWiseAdam([table], lr=0.5, betas=(0.5, 0.75))
+    >>> table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> optimizer.step()
+    >>> [[round(one, 4) for one in row] for row in table.tolist()]
+    [[0.5757, 0.4343], [1.0, 1.0]]
+    >>> optimizer.state[table]["exp_avg_sq"].tolist()
+    [3.125, 0.0]
     """
 
     function = staticmethod(rules.partial_rowwise_adam)

@@ -24,7 +24,7 @@ class AdamW(Adam):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
@@ -36,6 +36,18 @@ class AdamW(Adam):
         ValueError: an option is out of range, or a parameter is not of floats.
 
     Source: Loshchilov and Hutter 2019; torch.optim.AdamW.
+
+    >>> import torch
+    >>> from keyedopt.reference import AdamW
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = AdamW([weight], lr=0.5, weight_decay=0.1)
+    >>> for _ in range(3):
+    ...     weight.grad = 2 * weight.detach()  # of the loss w²
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    0.4500
+    -0.0307
+    -0.3743
     """
 
     def __init__(

@@ -59,6 +59,8 @@ def apply_optimizer_in_backward(
 
     Source: torch.distributed.optim; torchrec.optim.apply_optimizer_in_backward.
 
+    >>> import torch
+    >>> from keyedopt.reference import apply_optimizer_in_backward
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.ones_(layer.weight)
     >>> apply_optimizer_in_backward(torch.optim.SGD, layer.parameters(), {"lr": 0.5})
@@ -105,6 +107,13 @@ def in_backward_optimizer_filter(
 
     Returns:
         An iterator of names and parameters.
+
+    >>> import torch
+    >>> from keyedopt.reference import apply_optimizer_in_backward, in_backward_optimizer_filter
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> apply_optimizer_in_backward(torch.optim.SGD, [layer.weight], {"lr": 0.5})
+    >>> [name for name, _ in in_backward_optimizer_filter(layer.named_parameters())]
+    ['bias']
     """
     for name, param in named_parameters:
         owner = owner_of(param)

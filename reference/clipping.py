@@ -18,7 +18,17 @@ from keyedopt.reference.spread_norm import SpreadNorm
 
 @enum.unique
 class GradientClipping(enum.Enum):
-    """How to clip gradients."""
+    """How to clip gradients.
+
+    >>> import torch
+    >>> from keyedopt.reference import GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+    >>> weight.grad = torch.tensor([3.0, -4.0])
+    >>> GradientClippingOptimizer(sgd, GradientClipping.NORM, max_gradient=1.0).step()
+    >>> [round(one, 4) for one in weight.tolist()]
+    [-0.6, 0.8]
+    """
 
     NORM = "norm"
     VALUE = "value"
@@ -64,7 +74,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     Source: torchrec.optim.clipping.GradientClippingOptimizer.
 
-    >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
+    >>> import torch
+    >>> from keyedopt.reference import GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
     >>> optimizer = GradientClippingOptimizer(sgd, GradientClipping.VALUE, max_gradient=0.5)

@@ -59,6 +59,18 @@ class FaultTolerantOptimizer(Hooked):
             backward pass.
 
     Source: torchft.optim.OptimizerWrapper.
+
+    >>> import torch
+    >>> from keyedopt.reference import FaultTolerantOptimizer
+    >>> class Refusing:  # torchft.Manager asks the other replicas
+    ...     start_quorum = should_commit = lambda self: False
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = FaultTolerantOptimizer(Refusing(), torch.optim.SGD([weight], lr=0.5))
+    >>> optimizer.zero_grad()
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> weight.item()
+    1.0
     """
 
     def __init__(self, manager: Manager, optim: Optimizer) -> None:

@@ -28,6 +28,15 @@ class FusedOptimizer(KeyedOptimizer, abc.ABC):
     rate to the kernels.
 
     Source: torchrec.optim.fused.FusedOptimizer.
+
+    >>> import torch
+    >>> from keyedopt.reference import EmbeddingBagCollection, EmbeddingBagConfig, FusedOptimizer
+    >>> table = EmbeddingBagConfig(3, 1, name="t", feature_names=["f"], init_fn=torch.nn.init.ones_)
+    >>> bags = EmbeddingBagCollection([table], torch.optim.SGD, {"lr": 0.5})
+    >>> bags.fused_optimizer.param_groups[0]["lr"] = 0.25  # of the next backward pass
+    >>> bags({"f": (torch.tensor([1]), torch.tensor([0, 1]))})["f"].sum().backward()
+    >>> isinstance(bags.fused_optimizer, FusedOptimizer), bags.embedding_bags["t"].weight.tolist()
+    (True, [[1.0], [0.75], [1.0]])
     """
 
     @abc.abstractmethod
@@ -46,6 +55,7 @@ class FusedOptimizer(KeyedOptimizer, abc.ABC):
 class EmptyFusedOptimizer(FusedOptimizer):
     """Fused optimizer without parameters, for a module without trainable weights.
 
+    >>> from keyedopt.reference import EmptyFusedOptimizer
     >>> EmptyFusedOptimizer().state_dict()
     {'state': {}}
     """
@@ -69,7 +79,14 @@ class EmptyFusedOptimizer(FusedOptimizer):
 
 
 class FusedOptimizerModule(abc.ABC):
-    """Mixin for a module that updates its weights in the backward pass."""
+    """Mixin for a module that updates its weights in the backward pass.
+
+    >>> from keyedopt.reference import EmptyFusedOptimizer, FusedOptimizerModule
+    >>> class Frozen(FusedOptimizerModule):
+    ...     fused_optimizer = EmptyFusedOptimizer()
+    >>> Frozen().fused_optimizer.state_dict()
+    {'state': {}}
+    """
 
     @property
     @abc.abstractmethod

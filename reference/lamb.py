@@ -20,7 +20,7 @@ class LAMB(AdamLike):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
@@ -35,6 +35,17 @@ class LAMB(AdamLike):
         ValueError: an option is out of range, or a parameter is not a table of floats.
 
     Source: You et al. 2020; FBGEMM's LAMB. The norms in the paper are of a layer, here of a row.
+
+    >>> import torch
+    >>> from keyedopt.reference import LAMB
+    >>> table = torch.nn.Parameter(torch.ones(2, 2))
+    >>> optimizer = LAMB([table], lr=0.5, betas=(0.5, 0.75))
+    >>> table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> optimizer.step()
+    >>> [[round(one, 4) for one in row] for row in table.tolist()]
+    [[0.5, 0.5], [1.0, 1.0]]
+    >>> optimizer.state[table]["exp_avg_sq"].tolist()
+    [[2.25, 4.0], [0.0, 0.0]]
     """
 
     function = staticmethod(rules.lamb)
@@ -57,7 +68,7 @@ class PartialRowWiseLAMB(AdamLike):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
@@ -72,6 +83,17 @@ class PartialRowWiseLAMB(AdamLike):
         ValueError: an option is out of range, or a parameter is not a table of floats.
 
     Source: FBGEMM's PARTIAL_ROWWISE_LAMB.
+
+    >>> import torch
+    >>> from keyedopt.reference import PartialRowWiseLAMB
+    >>> table = torch.nn.Parameter(torch.ones(2, 2))
+    >>> optimizer = PartialRowWiseLAMB([table], lr=0.5, betas=(0.5, 0.75))
+    >>> table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> optimizer.step()
+    >>> [[round(one, 4) for one in row] for row in table.tolist()]
+    [[0.5757, 0.4343], [1.0, 1.0]]
+    >>> optimizer.state[table]["exp_avg_sq"].tolist()
+    [3.125, 0.0]
     """
 
     function = staticmethod(rules.partial_rowwise_lamb)

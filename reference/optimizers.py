@@ -47,7 +47,7 @@ class SGD(RuleOptimizer):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         momentum: μ, at least 0.
         dampening: τ, at least 0.
         weight_decay: λ, at least 0.
@@ -63,6 +63,18 @@ class SGD(RuleOptimizer):
         ValueError: an option is out of range, or a parameter is not of floats.
 
     Source: torch.optim.SGD.
+
+    >>> import torch
+    >>> from keyedopt.reference import SGD
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = SGD([weight], lr=0.25, momentum=0.5)
+    >>> for _ in range(3):
+    ...     weight.grad = 2 * weight.detach()  # of the loss w²
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    0.5000
+    0.0000
+    -0.2500
     """
 
     torch_options = TorchOptions.__optional_keys__
@@ -128,7 +140,7 @@ class LarsSGD(RuleOptimizer):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         momentum: μ, at least 0.
         weight_decay: λ, at least 0.
         eta: the trust coefficient η, at least 0.
@@ -140,6 +152,15 @@ class LarsSGD(RuleOptimizer):
         ValueError: an option is out of range, or a parameter is not a table of floats.
 
     Source: You, Gitman and Ginsburg 2017; FBGEMM's LARS_SGD.
+
+    >>> import torch
+    >>> from keyedopt.reference import LarsSGD
+    >>> table = torch.nn.Parameter(torch.ones(2, 2))
+    >>> optimizer = LarsSGD([table], lr=0.5, eta=0.1)
+    >>> table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> optimizer.step()
+    >>> [[round(one, 4) for one in row] for row in table.tolist()]
+    [[0.9576, 0.9434], [1.0, 1.0]]
     """
 
     tables_only = True

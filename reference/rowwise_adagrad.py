@@ -28,7 +28,7 @@ class Adagrad(RuleOptimizer):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         lr_decay: η, at least 0.
         weight_decay: λ, at least 0.
         initial_accumulator_value: s before the first step, at least 0.
@@ -44,6 +44,18 @@ class Adagrad(RuleOptimizer):
         ValueError: an option is out of range, or a parameter is not of floats.
 
     Source: Duchi, Hazan and Singer 2011; torch.optim.Adagrad.
+
+    >>> import torch
+    >>> from keyedopt.reference import Adagrad
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> optimizer = Adagrad([weight], lr=0.5)
+    >>> for _ in range(3):
+    ...     weight.grad = 2 * weight.detach()  # of the loss w²
+    ...     optimizer.step()
+    ...     print(f"{weight.item():.4f}")
+    0.5000
+    0.2764
+    0.1564
     """
 
     torch_options = TorchOptions.__optional_keys__
@@ -124,7 +136,7 @@ class RowWiseAdagrad(Adagrad):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         lr_decay: η, at least 0.
         weight_decay: λ, at least 0.
         initial_accumulator_value: s before the first step, at least 0.
@@ -141,6 +153,17 @@ class RowWiseAdagrad(Adagrad):
         ValueError: an option is out of range, or a parameter is not a table of floats.
 
     Source: torchrec.optim.RowWiseAdagrad; FBGEMM's EXACT_ROWWISE_ADAGRAD.
+
+    >>> import torch
+    >>> from keyedopt.reference import RowWiseAdagrad
+    >>> table = torch.nn.Parameter(torch.ones(2, 2))
+    >>> optimizer = RowWiseAdagrad([table], lr=0.5)
+    >>> table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    >>> optimizer.step()
+    >>> [[round(one, 4) for one in row] for row in table.tolist()]
+    [[0.5757, 0.4343], [1.0, 1.0]]
+    >>> optimizer.state[table]["sum"].tolist()
+    [[12.5], [0.0]]
     """
 
     tables_only = True

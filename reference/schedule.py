@@ -6,20 +6,7 @@ stage the multiplier is 1. At iteration ``i`` the learning rate is::
 
     lr × multiplier(stages, i),   multiplier = shape(i) × lr_scale
 
-    NONE                              1
-    CONSTANT                          value
-    LINEAR                            value + (1 − value) · i / max_iters
-    INTERPOLATE                       value + (end_value − value) · (i − start) / (max_iters − start)
-                                      from start = start_interpolating_iters on; value before it
-    POLY                              (1 − i / decay_iters) ^ value; 0 from decay_iters on
-    STEP                              value ^ ⌊i / decay_iters⌋
-    INVSQRT                           1 / √max(i, 1)
-    COSINE_ANNEALING_WARM_RESTARTS    value + (1 − value) · ½ (1 + cos(π · (i mod p) / p)),
-                                      p = sgdr_period (SGDR, arXiv:1608.03983, without growing p)
-    TRANSFORMER                       min(s^−½, s · warmup_steps^−3/2), s = i + 1
-                                      ("Attention is all you need", arXiv:1706.03762)
-
-``decay_iters`` ≤ 0 means ``max_iters``, and 1 for STEP.
+`WarmupPolicy` has the formulas of shape(i).
 
 Differences from torchrec 1.8: every policy is defined at every iteration (in torchrec INVSQRT divides by
 zero at iteration 0, POLY becomes negative or complex after ``decay_iters``, and INTERPOLATE extrapolates
@@ -35,7 +22,28 @@ from enum import Enum, unique
 
 @unique
 class WarmupPolicy(Enum):
-    """The shape of one stage; the docstring of the module has the formulas."""
+    """The shape of one stage: how its multiplier depends on the iteration i.
+
+    - NONE: 1
+    - CONSTANT: value
+    - LINEAR: value + (1 − value) · i / max_iters
+    - INTERPOLATE: value + (end_value − value) · (i − start) / (max_iters − start) from
+      start = start_interpolating_iters on; value before it
+    - POLY: (1 − i / decay_iters) ^ value; 0 from decay_iters on
+    - STEP: value ^ ⌊i / decay_iters⌋
+    - INVSQRT: 1 / √max(i, 1)
+    - COSINE_ANNEALING_WARM_RESTARTS: value + (1 − value) · ½ (1 + cos(π · (i mod p) / p)), p = sgdr_period
+      (SGDR, arXiv:1608.03983, without growing p)
+    - TRANSFORMER: min(s^−½, s · warmup_steps^−3/2), s = i + 1 ("Attention is all you need", arXiv:1706.03762)
+
+    ``decay_iters`` ≤ 0 means ``max_iters``, and 1 for STEP.
+
+    >>> from keyedopt.reference import WarmupPolicy, WarmupStage
+    >>> from keyedopt.reference.schedule import multiplier
+    >>> stages = [WarmupStage(WarmupPolicy.INVSQRT, max_iters=20)]
+    >>> [multiplier(stages, iteration) for iteration in (1, 4, 16)]
+    [1.0, 0.5, 0.25]
+    """
 
     NONE = "none"
     LINEAR = "linear"
@@ -54,17 +62,28 @@ class WarmupStage:
 
     Args:
         policy: the shape.
-        max_iters: the last iteration of the stage, counted from the start of training.
+        max_iters: the last iteration of the stage, counted from the start of training: at least 1, and above
+            that of the stage before it.
         value: the first multiplier of LINEAR and INTERPOLATE, the multiplier of CONSTANT, the exponent of
-            POLY, the base of STEP, the lowest multiplier of COSINE_ANNEALING_WARM_RESTARTS.
-        lr_scale: factor of the whole stage.
-        decay_iters: length of POLY's decay and of one step of STEP.
-        sgdr_period: iterations between two restarts of COSINE_ANNEALING_WARM_RESTARTS.
-        start_interpolating_iters: the iteration from which INTERPOLATE changes.
-        end_value: the multiplier of INTERPOLATE at ``max_iters``.
-        warmup_steps: the step s at which TRANSFORMER peaks.
+            POLY, the base of STEP, the lowest multiplier of COSINE_ANNEALING_WARM_RESTARTS: any number with
+            which the multiplier is finite.
+        lr_scale: factor of the whole stage, any finite number.
+        decay_iters: length of POLY's decay and of one step of STEP, any integer: see `WarmupPolicy`.
+        sgdr_period: iterations between two restarts of COSINE_ANNEALING_WARM_RESTARTS, at least 1.
+        start_interpolating_iters: the iteration from which INTERPOLATE changes, below ``max_iters``.
+        end_value: the multiplier of INTERPOLATE at ``max_iters``, any finite number.
+        warmup_steps: the step s at which TRANSFORMER peaks, at least 1.
+
+    `WarmupOptimizer` checks the stages.
 
     Source: torchrec.optim.warmup.WarmupStage.
+
+    >>> from keyedopt.reference import WarmupPolicy, WarmupStage
+    >>> from keyedopt.reference.schedule import multiplier
+    >>> ramp = WarmupStage(WarmupPolicy.LINEAR, max_iters=2, value=0.0)
+    >>> decay = WarmupStage(WarmupPolicy.POLY, max_iters=8, value=1.0)
+    >>> [multiplier([ramp, decay], iteration) for iteration in (0, 1, 2, 4, 8, 9)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 1.0]
     """
 
     policy: WarmupPolicy = WarmupPolicy.LINEAR

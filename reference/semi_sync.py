@@ -75,6 +75,20 @@ class SemisyncOptimizer(Composition):
         IndexError: there are no global parameters, as in torchrec.
 
     Source: torchrec.optim.semi_sync.SemisyncOptimizer.
+
+    >>> import torch
+    >>> from keyedopt.reference import KeyedOptimizerWrapper, SemisyncOptimizer
+    >>> class Outer(KeyedOptimizerWrapper):
+    ...     def global_step(self, step, closure=None):
+    ...         print(f"global step after {int(step)} local steps")
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> local = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=0.5))
+    >>> outer = Outer({"weight": weight}, lambda params: torch.optim.SGD(params, lr=0.5))
+    >>> optimizer = SemisyncOptimizer([weight], local, outer, num_local_steps=2)
+    >>> for _ in range(4):
+    ...     optimizer.step()
+    global step after 2 local steps
+    global step after 4 local steps
     """
 
     def __init__(

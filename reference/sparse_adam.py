@@ -36,7 +36,7 @@ class SparseAdam(RuleOptimizer):
 
     Args:
         params: parameters, or groups of parameters; dense, real and each listed once.
-        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         maximize: step along the gradient, not against it.
@@ -46,6 +46,16 @@ class SparseAdam(RuleOptimizer):
         ValueError: an option is out of range, or a parameter is sparse, complex or listed twice.
 
     Source: torch.optim.SparseAdam.
+
+    >>> import torch
+    >>> from keyedopt.reference import SparseAdam
+    >>> table = torch.nn.Embedding(3, 1, sparse=True)
+    >>> _ = torch.nn.init.ones_(table.weight)
+    >>> optimizer = SparseAdam(table.parameters(), lr=0.5)
+    >>> table(torch.tensor([0, 2])).sum().backward()
+    >>> optimizer.step()
+    >>> [round(one, 4) for one in table.weight.flatten().tolist()]
+    [0.5, 1.0, 0.5]
     """
 
     def __init__(

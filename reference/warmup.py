@@ -1,6 +1,6 @@
 """A wrapper that sets the learning rate of each iteration.
 
-:mod:`keyedopt.reference.schedule` has the formulas. The constructor sets the learning rate of iteration 0,
+`WarmupPolicy` has the formulas. The constructor sets the learning rate of iteration 0,
 because a fused backward pass comes before the first step. Each step sets the learning rate of the next
 iteration, and a load that of the loaded iteration.
 
@@ -34,7 +34,7 @@ __all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
 class WarmupOptimizer(OptimizerWrapper):
     """Set the learning rate of each iteration from a schedule in stages.
 
-    The learning rate of iteration i is ``lr · multiplier(stages, i)``; see `keyedopt.reference.schedule`.
+    The learning rate of iteration i is ``lr · multiplier(stages, i)``; see `WarmupPolicy`.
 
     The state ``{"warmup": tensor([iteration, stage])}`` (int64) is saved and loaded under
     ``param_name``: the number of steps taken, and the number of stages that have ended.
@@ -42,7 +42,7 @@ class WarmupOptimizer(OptimizerWrapper):
     Args:
         optimizer: the keyed optimizer to wrap.
         stages: the stages, in order; they are copied.
-        lr: the learning rate that the stages multiply.
+        lr: the learning rate that the stages multiply, at least 0 and finite.
         lr_param: the option to set, in every group of the wrapped optimizer.
         param_name: the key of the state, and of an empty parameter to which the state belongs.
 
@@ -51,7 +51,8 @@ class WarmupOptimizer(OptimizerWrapper):
 
     Source: torchrec.optim.warmup.WarmupOptimizer.
 
-    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> import torch
+    >>> from keyedopt.reference import KeyedOptimizerWrapper, WarmupOptimizer, WarmupPolicy, WarmupStage
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, 0.1))
     >>> ramp = WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)

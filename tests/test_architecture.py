@@ -320,9 +320,12 @@ def modules(names=tuple(f"keyedopt.{part}" for part in FOLDERS)):
 
 
 @pytest.mark.parametrize("name", list(modules()))
-def test_doctests(name):
-    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
-    assert failed == 0
+def test_doctests(name, request):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)):
+        if any("torchrec" in one.source for one in test.examples):
+            request.getfixturevalue("torchrec")
+        assert runner.run(test).failed == 0
 
 
 def test_the_reference_has_doctests():

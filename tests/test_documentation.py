@@ -1,6 +1,7 @@
 """The documentation builds without a warning, its links lead somewhere, and its examples run."""
 
 import functools
+import html
 import http.server
 import re
 import runpy
@@ -79,6 +80,7 @@ KINDS = (
     "started",
     "concepts",
     "design",
+    "api/fused",
     "api/reference",
     "clauses/keyed",
     "findings/torchrec",
@@ -134,6 +136,14 @@ def test_the_api_pages_show_public_names_by_subject_and_nothing_internal(pages, 
     shown = {place.rpartition(".")[2] for place in ids if place.startswith("keyedopt.")}
     assert "step" in shown
     assert shown & {*made["INTERNAL"]} == set()
+
+
+def test_the_api_pages_show_types_defaults_and_ranges(site):
+    page = (site / "api" / "fused.html").read_text(encoding="utf-8")
+    text = html.unescape(re.sub(r"<[^>]+>", "", page.partition('id="keyedopt.fused.AccumulateSGD"')[2]))
+    for shown in ("lr: float | Tensor = 1e-3", "dampening – τ, at least 0", ">>> from keyedopt.fused import"):
+        assert shown in text[:4000]
+    assert "Return type" not in page, "text before a colon in Returns: is taken for a type"
 
 
 def test_nothing_is_loaded_from_elsewhere(pages):

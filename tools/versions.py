@@ -1,16 +1,16 @@
 """``python -m keyedopt.tools.versions [TORCH…]`` checks keyedopt on versions of torch, and prints a table.
 
 Each version gets an environment of its own in ``--environments``, with the FBGEMM and torchrec of its time.
-`reference` and `fused` must pass, and the gates of the peers be green with their lists. The results go to
+``--python 3.12`` names another interpreter; the option may be repeated. `reference` and `fused` must pass,
+and the gates of the peers be green with their lists; ``--no-peers`` leaves the peers out. The results go to
 ``--output``. The exit code is 1 if one is not.
 """
 
 import argparse
 import datetime
-import platform
+import shutil
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -27,11 +27,36 @@ HEAD = ("torch", "Python", "date", "reference", "fused", "peers")
 BESIDE_TORCHREC = ("tensordict", "torchmetrics==1.0.3", "pyre-extensions", "tqdm")
 
 
-def install(torch: str, folder: Path) -> Path:
-    """Make the environment of a version of torch; return its folder of commands."""
-    fbgemm, torchrec = RELEASES[torch]
-    commands = folder / torch / "bin"
-    venv.create(folder / torch, with_pip=True, clear=True)
+def find_python(name: str) -> str | None:
+    """Return the path of an interpreter, or None if it is missing.
+
+    Args:
+        name: a path, a command, or a version such as ``3.12``, which means the command ``python3.12``.
+    """
+    return shutil.which(name) or shutil.which(f"python{name}")
+
+
+def version_of(python: str | Path) -> str:
+    """Return the version of an interpreter, as ``3.12.1``."""
+    command = [str(python), "-c", "import platform; print(platform.python_version())"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def install(torch: str, python: str, folder: Path, peers: bool) -> Path:
+    """Make the environment of a version of torch.
+
+    Args:
+        torch: one of `RELEASES`.
+        python: the path of the interpreter.
+        folder: where the environment is made; an environment that is there is made anew.
+        peers: whether FBGEMM and torchrec are installed too.
+
+    Returns:
+        The environment's folder of commands.
+    """
+    fbgemm, torchrec = RELEASES[torch] if peers else (None, None)
+    subprocess.run([python, "-m", "venv", "--clear", str(folder)], check=True)
+    commands = folder / "bin"
     pip = [str(commands / "python"), "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, str(ROOT), f"torch=={torch}"], check=True)
     if fbgemm:
@@ -42,47 +67,71 @@ def install(torch: str, folder: Path) -> Path:
     return commands
 
 
-def check(torch: str, commands: Path, output: Path) -> dict[str, bool]:
-    """Check all targets that the environment has; return whether each gate is green."""
-    peers = [
-        "torch",
-        *(name for name, one in zip(("fbgemm", "torchrec"), RELEASES[torch], strict=True) if one),
-    ]
+def targets(torch: str, peers: bool) -> list[str]:
+    """Return what is checked on a version of torch: `reference`, `fused` and the peers of its time."""
+    beside = [name for name, one in zip(("fbgemm", "torchrec"), RELEASES[torch], strict=True) if one]
+    return ["reference", "fused", *(["torch", *beside] if peers else [])]
+
+
+def check(names: list[str], commands: Path, output: Path, label: str) -> dict[str, bool]:
+    """Check targets in an environment; return whether each gate is green.
+
+    Args:
+        names: of the targets, see `targets`.
+        commands: the environment's folder of commands.
+        output: the folder of the results.
+        label: what the names of the results end with.
+    """
     green = {}
-    for target in ("reference", "fused", *peers):
-        listed = ["--expectations", target] if target in peers else []
-        path = output / f"{target}-{torch}.json"
+    for target in names:
+        listed = [] if target in ("reference", "fused") else ["--expectations", target]
+        path = output / f"{target}-{label}.json"
         command = [str(commands / "keyedopt"), "check", target, *listed, "--output", str(path)]
         green[target] = subprocess.run(command, cwd=output, check=False).returncode == 0
     return green
 
 
-def row(torch: str, green: dict[str, bool]) -> tuple[str, ...]:
+def row(torch: str, python: str, green: dict[str, bool]) -> tuple[str, ...]:
     """Return the row of the table: each of ours, and the peers that were checked."""
     words = {name: "pass" if one else "FAIL" for name, one in green.items()}
-    peers = ", ".join(f"{name} {word}" for name, word in words.items() if name not in ("reference", "fused"))
+    releases = dict(zip(("fbgemm", "torchrec"), RELEASES[torch], strict=True))
+    peers = ", ".join(
+        " ".join(filter(None, (name, releases.get(name), word)))
+        for name, word in words.items()
+        if name not in ("reference", "fused")
+    )
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return (torch, platform.python_version(), today, words["reference"], words["fused"], peers)
+    return (torch, python, today, words["reference"], words["fused"], peers or "not checked")
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Check the versions that are named, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("versions", nargs="*", metavar="TORCH", help=f"of {', '.join(RELEASES)}, or lowest")
+    parser.add_argument(
+        "--python", action="append", metavar="NAME", help="3.12, a command or a path; default: this Python"
+    )
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="only reference and fused")
     parser.add_argument("--environments", type=Path, default=Path("versions"))
     parser.add_argument("--output", type=Path, default=Path("results"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     wanted = [next(iter(RELEASES)) if one == "lowest" else one for one in options.versions or RELEASES]
     if unknown := [one for one in wanted if one not in RELEASES]:
         parser.error(f"there is no torch {unknown[0]!r} here; there are: lowest, {', '.join(RELEASES)}")
+    pythons = {name: find_python(name) for name in options.python or [sys.executable]}
+    if missing := [name for name, path in pythons.items() if path is None]:
+        parser.error(f"there is no Python {missing[0]!r}: give the path of an interpreter, or put it on PATH")
     options.output.mkdir(parents=True, exist_ok=True)
     lines: list[tuple[str, ...]] = [HEAD, ("---",) * len(HEAD)]
     failed = False
-    for torch in wanted:
-        commands = install(torch, options.environments.resolve())
-        green = check(torch, commands, options.output.resolve())
-        lines.append(row(torch, green))
-        failed = failed or not all(green.values())
+    for python in filter(None, pythons.values()):
+        version = version_of(python)
+        for torch in wanted:
+            label = f"torch-{torch}-python-{version}"
+            commands = install(torch, python, options.environments.resolve() / label, options.peers)
+            green = check(targets(torch, options.peers), commands, options.output.resolve(), label)
+            lines.append(row(torch, version, green))
+            failed = failed or not all(green.values())
     print("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return int(failed)
 

@@ -21,6 +21,7 @@ import torch
 
 from keyedopt.fused.backends.interface import Backend, Step, Table
 from keyedopt.fused.backends.self_check import WrongKernelError, check_at_first_use
+from keyedopt.fused.extensions import warn_if_missing
 
 
 class Registered(NamedTuple):
@@ -188,6 +189,8 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
     for name in names:
         candidate = _load(name)
         if isinstance(candidate, MissingBackend) or candidate.refuses(tables, step):
+            if name == "native":
+                warn_if_missing()
             continue
         wrong = check_at_first_use(candidate, tables, step)
         if not wrong:

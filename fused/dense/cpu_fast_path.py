@@ -16,6 +16,7 @@ from keyedopt.fused.backends.native import NativeBackend
 from keyedopt.fused.backends.native.describe import describe_options
 from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import NOT_BUILT, REFUSED, extension
+from keyedopt.fused.extensions import warn_if_missing
 
 _CPU = torch.device("cpu")
 _TINY = torch.finfo(torch.float32).tiny
@@ -31,6 +32,7 @@ def try_step(optimizer: Any) -> str:
     """
     native = extension()
     if native is None:
+        warn_if_missing()
         return NOT_BUILT
     if "has_fast_path" not in vars(type(optimizer)):
         return "the class has no fast path"

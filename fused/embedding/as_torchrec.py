@@ -26,6 +26,13 @@ def as_torchrec(model: nn.Module) -> nn.Module:
     Raises:
         ImportError: torchrec is not installed.
         ValueError: torchrec does not support the dtype of a table; nothing is changed.
+
+    >>> import torch
+    >>> from keyedopt.fused import EmbeddingBagCollection, EmbeddingBagConfig, as_torchrec
+    >>> table = EmbeddingBagConfig(4, 2, name="t", feature_names=["f"])
+    >>> bags = EmbeddingBagCollection([table], torch.optim.SGD, {"lr": 0.5})
+    >>> type(as_torchrec(bags)).__module__
+    'torchrec.modules.embedding_modules'
     """
     made = {module: _converted(module) for module in model.modules() if isinstance(module, TableCollection)}
     if model in made:

@@ -48,9 +48,9 @@ class FusedCollection(TableCollection):
         device: of the tables.
         backend: the name of a backend, see `keyedopt.fused.backends`; ``"auto"`` chooses by device, dtype and
             algorithm.
-        rounding_seed: of stochastic rounding of tables in float16 and bfloat16; None rounds to nearest. To
-            resume SGD, Adagrad, row-wise Adagrad or LARS bit for bit, save ``fused_optimizer.rounding_steps``
-            with the checkpoint, and restore it.
+        rounding_seed: of stochastic rounding of tables in float16 and bfloat16, an integer in [0, 2⁶³); None
+            rounds to nearest. To resume SGD, Adagrad, row-wise Adagrad or LARS bit for bit, save
+            ``fused_optimizer.rounding_steps`` with the checkpoint, and restore it.
         strict: whether invalid row numbers and offsets raise at once on every device. On CUDA this
             synchronizes in each forward pass. Without it invalid lookups read and write nothing, every later
             update is suppressed, and `check` raises the error.
@@ -117,9 +117,10 @@ class FusedCollection(TableCollection):
                 `explain` says so and no weight needs a gradient; Triton does not synchronize then.
 
         Returns:
-            The output by feature, or by ``feature@table`` if several tables have the feature: (B, D) with
-            pooling; (N, D) without, with the offsets of the input. For a `KeyedJaggedTensor` a `KeyedTensor`
-            with pooling, whose one tensor (B, sum of D) the kernels write; a `JaggedTensor` by name without.
+            The output by feature, or by ``feature@table`` if several tables have the feature. With pooling it
+            is (B, D); without, (N, D), with the offsets of the input. For a `KeyedJaggedTensor` a
+            `KeyedTensor` with pooling, whose one tensor (B, sum of D) the kernels write; a `JaggedTensor` by
+            name without.
             A variable batch size is split: pooled bags are repeated in the rows that ``inverse_indices`` say.
 
         Raises:
@@ -280,10 +281,9 @@ class EmbeddingBagCollection(FusedCollection):
     See `FusedCollection`. Output is float32 at least; an empty bag gives zeros.
 
     >>> import torch
-    >>> from torch import nn, optim
-    >>> from keyedopt.fused.embedding import EmbeddingBagConfig
-    >>> table = EmbeddingBagConfig(3, 1, name="t", feature_names=["f"], init_fn=nn.init.ones_)
-    >>> bags = EmbeddingBagCollection([table], optim.SGD, {"lr": 0.1})
+    >>> from keyedopt.fused import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> table = EmbeddingBagConfig(3, 1, name="t", feature_names=["f"], init_fn=torch.nn.init.ones_)
+    >>> bags = EmbeddingBagCollection([table], torch.optim.SGD, {"lr": 0.1})
     >>> pooled = bags({"f": (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3]))})["f"]
     >>> pooled.detach()
     tensor([[1.],
@@ -306,6 +306,15 @@ class EmbeddingCollection(FusedCollection):
     """Tables whose rows are not pooled: for each feature and table one output (N, D), a row for each value.
 
     See `FusedCollection`. Output is float32 at least; weights multiply the rows.
+
+    >>> import torch
+    >>> from keyedopt.fused import EmbeddingCollection, EmbeddingConfig
+    >>> table = EmbeddingConfig(3, 1, name="t", feature_names=["f"], init_fn=torch.nn.init.ones_)
+    >>> tables = EmbeddingCollection([table], torch.optim.SGD, {"lr": 0.25})
+    >>> rows = tables({"f": (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3]))})["f"]
+    >>> rows.sum().backward()
+    >>> rows.tolist(), tables.embeddings["t"].weight.tolist()
+    ([[1.0], [1.0], [1.0]], [[0.75], [1.0], [0.5]])
     """
 
     children_name = "embeddings"

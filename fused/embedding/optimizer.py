@@ -30,16 +30,23 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
 
     Args:
         backend: the name of a backend, or ``"auto"``.
-        rounding_seed: of stochastic rounding of tables in half precision; None rounds to nearest. The draws
-            depend on the seed and on the step count of a table, ``<table>.iter``, so that a resumed run
-            continues bit for bit; if an algorithm does not count its steps, the draws depend on
-            `rounding_steps`.
+        rounding_seed: of stochastic rounding of tables in half precision, an integer in [0, 2⁶³); None rounds
+            to nearest. The draws depend on the seed and on the step count of a table, ``<table>.iter``, so
+            that a resumed run continues bit for bit; if an algorithm does not count its steps, the draws
+            depend on `rounding_steps`.
+
+    Raises:
+        ValueError: the seed is out of range.
     """
 
     bulk: ClassVar[Bulk] = NATIVE
 
     def __init__(self, backend: str = "auto", rounding_seed: int | None = None) -> None:
         super().__init__()
+        if rounding_seed is not None:
+            integer = isinstance(rounding_seed, int) and not isinstance(rounding_seed, bool)
+            if not integer or not 0 <= rounding_seed < 1 << 63:
+                raise ValueError(f"rounding_seed must be an integer in [0, 2**63), not {rounding_seed!r}")
         self.backend = backend
         self._rounding_seed = rounding_seed
         #: The number of updates of this object. Tables without ``<table>.iter`` are rounded by it: those of

@@ -47,10 +47,10 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
     Raises:
         ValueError: names the argument that is not valid.
 
-    >>> from torch import optim
-    >>> from keyedopt.reference.embedding import EmbeddingBagCollection, EmbeddingBagConfig
-    >>> table = EmbeddingBagConfig(1000, 1, name="t", feature_names=["f"], init_fn=nn.init.ones_)
-    >>> bags = CachedEmbeddings(EmbeddingBagCollection, [table], 10, optim.SGD, {"lr": 0.1})
+    >>> import torch
+    >>> from keyedopt.reference import CachedEmbeddings, EmbeddingBagCollection, EmbeddingBagConfig
+    >>> table = EmbeddingBagConfig(1000, 1, name="t", feature_names=["f"], init_fn=torch.nn.init.ones_)
+    >>> bags = CachedEmbeddings(EmbeddingBagCollection, [table], 10, torch.optim.SGD, {"lr": 0.1})
     >>> bags({"f": (torch.tensor([0, 999]), torch.tensor([0, 2]))})["f"].sum().backward()
     >>> bags.embedding_bags["t"].weight.data[[0, 1, 999]]
     tensor([[0.9000],

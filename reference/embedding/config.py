@@ -21,7 +21,15 @@ PLACEMENT = ("need_pos", "input_dim", "total_num_buckets")
 
 @enum.unique
 class PoolingType(enum.Enum):
-    """How the rows of a bag become one."""
+    """How the rows of a bag become one.
+
+    >>> import torch
+    >>> from keyedopt.reference import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+    >>> ones = torch.nn.init.ones_
+    >>> table = EmbeddingBagConfig(3, 1, "t", feature_names=["f"], init_fn=ones, pooling=PoolingType.MEAN)
+    >>> EmbeddingBagCollection([table])({"f": (torch.tensor([0, 2]), torch.tensor([0, 2]))})["f"].tolist()
+    [[1.0]]
+    """
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -37,8 +45,14 @@ class EmbeddingConfig:
         name: name of the table, without dots.
         data_type: dtype of the rows. They are read, and their gradients are taken, in float32 at least.
         feature_names: the features that are looked up in this table, at least one.
-        weight_init_max, weight_init_min: bounds of the uniform initial values; by default ±√(1/R).
+        weight_init_max: the upper bound of the uniform initial values, any finite number; by default √(1/R).
+        weight_init_min: the lower bound, at most ``weight_init_max``; by default −√(1/R).
         init_fn: fills the table instead, in place.
+
+    >>> from keyedopt.reference import EmbeddingConfig
+    >>> table = EmbeddingConfig(4, 2, name="products", feature_names=["clicks", "views"])
+    >>> table.num_features(), table.get_weight_init_max()
+    (2, 0.5)
     """
 
     num_embeddings: int
@@ -68,7 +82,15 @@ class EmbeddingBagConfig(EmbeddingConfig):
     """One table whose rows are pooled.
 
     Args:
+        num_embeddings, embedding_dim, name, data_type, feature_names: as in `EmbeddingConfig`.
+        weight_init_max, weight_init_min, init_fn: as in `EmbeddingConfig`.
         pooling: how the rows of a bag become one.
+
+    >>> import torch
+    >>> from keyedopt.reference import EmbeddingBagConfig
+    >>> table = EmbeddingBagConfig(4, 2, "products", data_type=torch.float16, feature_names=["clicks"])
+    >>> table.pooling.name, table.data_type
+    ('SUM', torch.float16)
     """
 
     pooling: PoolingType = PoolingType.SUM

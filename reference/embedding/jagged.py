@@ -22,6 +22,12 @@ class Jagged(NamedTuple):
         values: the row numbers of all bags, shape (N,), int64 or int32.
         offsets: bag b is ``values[offsets[b]:offsets[b + 1]]``: shape (B + 1,), from 0 to N, never falling.
         weights: by what each row is multiplied before it is pooled, shape (N,), floating point.
+
+    >>> import torch
+    >>> from keyedopt.reference import Jagged
+    >>> two_bags = Jagged(values=torch.tensor([3, 14, 3]), offsets=torch.tensor([0, 2, 3]))
+    >>> [bag.tolist() for bag in two_bags.values.tensor_split(two_bags.offsets[1:-1])]
+    [[3, 14], [3]]
     """
 
     values: torch.Tensor

@@ -17,10 +17,10 @@ class EmbeddingBagCollection(FusedCollection):
 
     See `FusedCollection`. Output is float32 at least; an empty bag gives zeros.
 
-    >>> from torch import nn, optim
-    >>> from keyedopt.reference.embedding import EmbeddingBagConfig
-    >>> table = EmbeddingBagConfig(3, 1, name="t", feature_names=["f"], init_fn=nn.init.ones_)
-    >>> bags = EmbeddingBagCollection([table], optim.SGD, {"lr": 0.1})
+    >>> import torch
+    >>> from keyedopt.reference import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> table = EmbeddingBagConfig(3, 1, name="t", feature_names=["f"], init_fn=torch.nn.init.ones_)
+    >>> bags = EmbeddingBagCollection([table], torch.optim.SGD, {"lr": 0.1})
     >>> pooled = bags({"f": (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3]))})["f"]
     >>> pooled.detach()
     tensor([[1.],
@@ -81,6 +81,15 @@ class EmbeddingCollection(FusedCollection):
     """Tables whose rows are not pooled: for each feature and table one output (N, D), a row for each value.
 
     See `FusedCollection`. Output is float32 at least; weights multiply the rows.
+
+    >>> import torch
+    >>> from keyedopt.reference import EmbeddingCollection, EmbeddingConfig
+    >>> table = EmbeddingConfig(3, 1, name="t", feature_names=["f"], init_fn=torch.nn.init.ones_)
+    >>> tables = EmbeddingCollection([table], torch.optim.SGD, {"lr": 0.25})
+    >>> rows = tables({"f": (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3]))})["f"]
+    >>> rows.sum().backward()
+    >>> rows.tolist(), tables.embeddings["t"].weight.tolist()
+    ([[1.0], [1.0], [1.0]], [[0.75], [1.0], [0.5]])
     """
 
     children_name = "embeddings"

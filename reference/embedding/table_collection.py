@@ -132,6 +132,11 @@ class TableCollection(TracedLookups, FusedOptimizerModule):
     ) -> None:
         """Update some of the tables with an optimizer of this class, in the backward pass, from now on.
 
+        Args:
+            optimizer_class: the class of the optimizer, as ``optimizer_type`` of the collection.
+            weights: parameters of tables of this collection, each once.
+            optimizer_kwargs: the arguments of the optimizer, except its parameters.
+
         Raises:
             ValueError: a weight is not a table of this module, a table has an optimizer of another class, or
                 an argument is out of range; nothing is changed.

@@ -55,6 +55,15 @@ class KeyedOptimizer(Hooked):
         ValueError: a parameter has two keys, or state belongs to no parameter or is not a mapping.
 
     Source: torchrec.optim.keyed.KeyedOptimizer.
+
+    >>> import torch
+    >>> from keyedopt.reference import KeyedOptimizer
+    >>> weight, momentum = torch.nn.Parameter(torch.ones(2)), torch.zeros(2)
+    >>> state = {weight: {"momentum": momentum}}
+    >>> optimizer = KeyedOptimizer({"weight": weight}, state, [{"params": [weight], "lr": 0.5}])
+    >>> optimizer.load_state_dict({"state": {"weight": {"momentum": torch.tensor([3.0, 4.0])}}})
+    >>> momentum.tolist()
+    [3.0, 4.0]
     """
 
     bulk: ClassVar[Bulk] = ONE_BY_ONE

@@ -32,7 +32,8 @@ class CombinedOptimizer(Composition):
 
     Source: torchrec.optim.keyed.CombinedOptimizer.
 
-    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> import torch
+    >>> from keyedopt.reference import CombinedOptimizer, KeyedOptimizerWrapper
     >>> tower, table = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> dense = KeyedOptimizerWrapper({"weight": tower}, torch.optim.Adam)
     >>> sparse = KeyedOptimizerWrapper({"t0.weight": table}, torch.optim.Adagrad)
@@ -66,7 +67,12 @@ class CombinedOptimizer(Composition):
 
     @staticmethod
     def prepend_opt_key(name: str, opt_key: str) -> str:
-        """Put the key of an optimizer in front of the key of a parameter."""
+        """Return the key of a parameter with the key of its optimizer in front, and a dot between them.
+
+        Args:
+            name: the key of the parameter.
+            opt_key: the key of the optimizer; if it is empty, the key of the parameter does not change.
+        """
         return prepend_key(name, opt_key)
 
     def __repr__(self) -> str:
@@ -78,7 +84,7 @@ class CombinedOptimizer(Composition):
         An optimizer that evaluates its closure gets this evaluation first, and may ask for more.
 
         Returns:
-            What the closure returned: the loss.
+            The loss, which the closure returned.
 
         Raises:
             TypeError: an optimizer needs a closure, and there is none; no optimizer has stepped.

@@ -82,7 +82,11 @@ class Composition(KeyedOptimizer):
         self._own_defaults[FLAG] = save
 
     def set_optimizer_step(self, step: int) -> None:
-        """Pass the count `step` to the optimizers inside that have this method."""
+        """Pass a step count to the optimizers inside that have this method.
+
+        Args:
+            step: the number of steps that were taken, at least 0.
+        """
         for _, optimizer in self._parts():
             if hasattr(optimizer, "set_optimizer_step"):
                 optimizer.set_optimizer_step(step)

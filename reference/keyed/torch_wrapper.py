@@ -25,8 +25,11 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
 
     Source: torchrec.optim.keyed.KeyedOptimizerWrapper.
 
+    >>> import torch
+    >>> from keyedopt.reference import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> optimizer = KeyedOptimizerWrapper({"weight": weight}, lambda params: optim.Adagrad(params, lr=0.5))
+    >>> adagrad = lambda params: torch.optim.Adagrad(params, lr=0.5)
+    >>> optimizer = KeyedOptimizerWrapper({"weight": weight}, adagrad)
     >>> weight.grad = torch.tensor([2.0, 0.0])
     >>> optimizer.step()
     >>> weight.tolist()
@@ -90,7 +93,11 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self.params.update(params)
 
     def set_optimizer_step(self, step: int) -> None:
-        """Pass the count `step` to the torch optimizer if it has this method."""
+        """Pass a step count to the torch optimizer if it has this method.
+
+        Args:
+            step: the number of steps that were taken, at least 0.
+        """
         if hasattr(self._optimizer, "set_optimizer_step"):
             self._optimizer.set_optimizer_step(step)
 

@@ -26,7 +26,7 @@ class OptimizerWrapper(Composition):
     Source: torchrec.optim.keyed.OptimizerWrapper.
 
     >>> import torch
-    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> from keyedopt.reference import KeyedOptimizerWrapper, OptimizerWrapper
     >>> class Ascent(OptimizerWrapper):
     ...     def step(self, closure=None):
     ...         for param in self.params.values():

@@ -12,7 +12,7 @@ from making import CLAUSE
 
 from keyedopt.cli import bench_table, last, listing
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.verdict import FAILING, failing, judge
+from keyedopt.conformance.results.verdict import FAILING, UNSUPPORTED, failing, judge
 
 
 @pytest.fixture
@@ -51,6 +51,27 @@ def test_a_check_as_json_has_the_verdict_on_stdout_and_the_rest_on_stderr(run_li
     assert {clause for clause, outcome in outcomes.items() if outcome in FAILING} == set(bad)
     assert all(("failure" in row) == (row["id"] in bad) for row in target["clauses"])
     assert "gate: red (exit 1)" in done.stderr
+
+
+def test_a_check_as_json_has_the_words_of_result_files_and_those_that_readers_are_shown(
+    run_line, checked, failed
+):
+    """`outcome` is what it was in older versions; `shown` is the word of the page and the documentation."""
+    words = {"unsupported": ["not claimed: no such area", "no CUDA device"], "observed": [""]}
+    made = [(outcome, seen) for outcome, listed in words.items() for seen in listed]
+    cases = [
+        dataclasses.replace(case, clauses=(clause,), outcome=outcome, seen=seen)
+        for case, clause, (outcome, seen) in zip(failed.cases, spec.clauses(), made, strict=False)
+    ]
+    checked["result"] = dataclasses.replace(failed, cases=tuple(cases), options={})
+    (target,) = json.loads(run_line("check", "acme", "--json").stdout)["targets"]
+    rows = {row["id"]: (row["outcome"], row["shown"]) for row in target["clauses"]}
+    assert [rows[case.clauses[0]] for case in cases] == [
+        ("unsupported", "not claimed"),
+        ("unsupported", "could not run"),
+        ("observed", "recorded"),
+    ]
+    assert {shown for outcome, shown in rows.values() if outcome == "unsupported"} <= {*UNSUPPORTED}
 
 
 def test_bad_input_and_an_interrupt_are_said_in_json(run_line, checked):

@@ -273,6 +273,22 @@ def test_stochastic_rounding_is_right_in_the_mean(dtype, backend):
     assert means[0] != means[1]
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 63, 1.5, True, "7"])
+def test_a_seed_that_no_backend_can_use_is_refused_before_a_table_is_made(seed):
+    with pytest.raises(ValueError, match=r"rounding_seed must be an integer in \[0, 2\*\*63\), not"):
+        make(dtype=torch.float16, rounding_seed=seed)
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_the_largest_seed_rounds(backend):
+    if backends.available()[backend]:
+        pytest.skip("the native backend was not built")
+    module = make(backend=backend, dtype=torch.float16, rounding_seed=(1 << 63) - 1)
+    for _ in range(2):
+        module(BAGS)["f"].sum().backward()
+    assert table(module).detach()[:, 0].tolist() == [0.0, -1.0, 1.0, 0.0, 1.0]
+
+
 def test_weights_of_lookups_have_the_gradient_of_the_rows_as_they_were():
     config = fused.EmbeddingBagConfig(5, 4, "t", feature_names=["f"], init_fn=ones)
     module = fused.EmbeddingBagCollection([config], fused.SGD, {"lr": 0.5}, is_weighted=True)
