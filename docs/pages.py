@@ -18,7 +18,7 @@ GROUPS = {
         *("PoolingType", "Jagged", "CachedEmbeddings", "as_torchrec", "use_fbgemm_kernels", "explain"),
     ),
     "Optimizers of tables": ("RowWiseAdagrad", "PartialRowWiseAdam", "PartialRowWiseLAMB", "SparseAdam"),
-    "Optimizers of any parameters": ("SGD", "Adagrad", "Adam", "AdamW", "LAMB", "LarsSGD"),
+    "Optimizers of any parameters": ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "LAMB", "LarsSGD"),
     "Steps in the backward pass": (
         *("apply_optimizer_in_backward", "in_backward_optimizer_filter"),
         *("FusedOptimizer", "FusedOptimizerModule", "EmptyFusedOptimizer"),

@@ -21,7 +21,10 @@ from keyedopt.reference.option_checks import as_plain
 from keyedopt.reference.rules.options import Rows
 
 #: Options of a group that are fields of a `Step` under the same name.
-NUMBERS = ("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm")
+NUMBERS = (
+    *("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm"),
+    *("lr_power", "l1", "l2", "l2_shrinkage", "beta"),
+)
 
 
 class RuleOptimizer(rule_optimizer.RuleOptimizer):

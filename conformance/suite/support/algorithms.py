@@ -18,7 +18,9 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads
 from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", *ROW_WISE)
+ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl", *ROW_WISE)
+#: Algorithms that divide by a root plus eps.
+WITH_EPS = tuple(name for name in ALGORITHMS if name not in ("SGD", "Ftrl", "LarsSGD"))
 #: ULPs per step by which two trainings with an algorithm may differ: each may be off by twice the worst error
 #: of its formula in any order, which the golden trajectories record. Others may differ by 4.
 ROUNDED_APART = {
@@ -29,6 +31,7 @@ ROUNDED_APART = {
     "PartialRowWiseAdam": 5.4,
     "LAMB": 6.9,
     "PartialRowWiseLAMB": 11.3,
+    "Ftrl": 6.2,
 }
 #: Options with which an algorithm has state.
 MOMENTUM = {"SGD": {"momentum": 0.9}}
