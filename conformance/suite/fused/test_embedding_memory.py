@@ -18,6 +18,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.buffers import Buffers
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -79,8 +80,15 @@ def test_smaller_states(impl: Any, optimizer: str) -> None:
 
 
 def free(tensor: torch.Tensor) -> None:
-    """Free the memory of a tensor, as FSDP and offloading do; the tensor keeps its shape."""
-    tensor.untyped_storage().resize_(0)
+    """Free the memory of a tensor, as FSDP and offloading do; the tensor keeps its shape.
+
+    Raises:
+        CannotRun: torch cannot free memory of this device, so the case is unsupported.
+    """
+    try:
+        tensor.untyped_storage().resize_(0)
+    except NotImplementedError as error:
+        raise CannotRun(f"torch cannot free memory on {tensor.device.type}") from error
 
 
 @pytest.mark.clause("FUSED-103")
