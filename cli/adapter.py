@@ -149,7 +149,7 @@ IMPLEMENTATION = Implementation(
     # Names of claimed areas, and options of classes, that it does not have; shell patterns.
     absent=(
         *("Adagrad", "RowWiseAdagrad", "Adam", "AdamW", "PartialRowWiseAdam"),
-        *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("LAMB", "PartialRowWiseLAMB", "LarsSGD", "Ftrl"),
         *("*.decay", "*.rows", "*.eps_placement", "*.bias_correction", "*.error_if_nonfinite"),
         *("*.fused", "*.foreach"),  # kernels that are torch's own
     ),

@@ -18,7 +18,7 @@ GROUPS = {
         *("PoolingType", "Jagged", "CachedEmbeddings", "as_torchrec", "use_fbgemm_kernels", "explain"),
     ),
     "Optimizers of tables": ("RowWiseAdagrad", "PartialRowWiseAdam", "PartialRowWiseLAMB", "SparseAdam"),
-    "Optimizers of any parameters": ("SGD", "Adagrad", "Adam", "AdamW", "LAMB", "LarsSGD"),
+    "Optimizers of any parameters": ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "LAMB", "LarsSGD"),
     "Steps in the backward pass": (
         *("apply_optimizer_in_backward", "in_backward_optimizer_filter"),
         *("FusedOptimizer", "FusedOptimizerModule", "EmptyFusedOptimizer"),
@@ -39,7 +39,8 @@ INTERNAL = (
     *("algorithm", "backward", "bulk", "can_trace", "check", "check_gradient", "check_gradients"),
     *("check_indices", "check_layout", "check_options", "check_replication", "check_shapes", "children_name"),
     *("count_device", "count_state", "current_layout", "full_state", "function", "has_fast_path"),
-    *("initial_state", "look_up_operator", "look_up_traced", "lookup_features", "make_step", "options"),
+    *("initial_state", "look_up_operator", "look_up_traced", "lookup_features", "make_step"),
+    *("noted_arguments", "options"),
     *("partial_rowwise", "pools", "prepare_tracing", "profile_hook_step", "row_state", "row_states", "rule"),
     *("scratch_buffers", "set_first_optimizer", "shared", "strict", "table_class", "table_configs"),
     *("tables_only", "torch_options", "traced_leaves", "trains", "update", "update_group", "window_type"),

@@ -3,9 +3,16 @@
 Formulas, arguments, errors and state are those of the reference, and documented there.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.rowwise_adagrad import Adagrad
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.reference import optimizers
+from keyedopt.reference.ftrl import positive_rate
 from keyedopt.reference.optimizers import in_backward_optimizer_filter
 
 __all__ = [
@@ -14,6 +21,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Ftrl",
     "LarsSGD",
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
@@ -63,3 +71,34 @@ class LarsSGD(RuleOptimizer, optimizers.LarsSGD):
     """LARS with the norms of rows; see `keyedopt.reference.LarsSGD`."""
 
     algorithm = "lars_sgd"
+
+
+class Ftrl(RuleOptimizer, optimizers.Ftrl):
+    """FTRL-Proximal; see `keyedopt.reference.Ftrl`.
+
+    A learning rate on an accelerator is not read before a step, so that steps do not synchronize: 0 there
+    makes weights NaN instead of raising ValueError.
+    """
+
+    algorithm = "ftrl"
+
+    def check_gradients(self) -> None:
+        """Raise what `step` raises if a gradient or a learning rate cannot be used."""
+        for group in self.param_groups:
+            _check_rate(group["lr"])
+        super().check_gradients()
+
+    def make_step(self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False) -> Step:
+        """Return the step of a backend.
+
+        Raises:
+            ValueError: the learning rate is 0.
+        """
+        _check_rate(group["lr"])
+        return super().make_step(group, count, first)
+
+
+def _check_rate(lr: float | Tensor) -> None:
+    """Raise ValueError for a learning rate of 0, unless reading it would synchronize."""
+    if not isinstance(lr, Tensor) or lr.is_cpu:
+        positive_rate(lr)

@@ -15,13 +15,17 @@ from keyedopt.fused.bulk import native, places
 from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
 from keyedopt.fused.dense.step_hooks import with_step_hooks
 from keyedopt.fused.explanation import explain_steps
+from keyedopt.fused.sharded_arguments import ShardedArguments
 from keyedopt.fused.sparse import sparse_step
 from keyedopt.reference import rule_optimizer
 from keyedopt.reference.option_checks import as_plain
 from keyedopt.reference.rules.options import Rows
 
 #: Options of a group that are fields of a `Step` under the same name.
-NUMBERS = ("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm")
+NUMBERS = (
+    *("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm"),
+    *("lr_power", "l1", "l2", "l2_shrinkage", "beta"),
+)
 
 
 class RuleOptimizer(rule_optimizer.RuleOptimizer):
@@ -46,6 +50,10 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         if closure is None and not cpu_fast_path.try_step(self):
             return None
         return rule_optimizer.RuleOptimizer.step(self, closure)  # `super().step` may call hooks again
+
+    def noted_arguments(self, param: Tensor, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of an optimizer in the backward pass, for torchrec's sharding."""
+        return ShardedArguments(type(self), param, given)
 
     def explain(self) -> str:
         """Return which backend or kernels do a step, and why no others do.

@@ -69,7 +69,7 @@ def use_fbgemm_kernels(model: nn.Module, device: torch.device | str) -> None:
     >>> bags.embedding_bags["t"].weight._optimizer_classes[0].__module__
     'torchrec.optim.rowwise_adagrad'
     """
-    translated = []
+    changes = []
     for name, param in model.named_parameters():
         classes = getattr(param, "_optimizer_classes", [])
         if any(issubclass(one, rule_optimizer.RuleOptimizer) for one in classes):
@@ -77,32 +77,36 @@ def use_fbgemm_kernels(model: nn.Module, device: torch.device | str) -> None:
                 raise ValueError(f"{name} has {len(classes)} optimizers, but FBGEMM's kernels have one")
             given: Any = param
             try:
-                found = _translated(classes[0], given._optimizer_kwargs[0], param, torch.device(device).type)
+                found = translated(classes[0], given._optimizer_kwargs[0], param, torch.device(device).type)
             except ValueError as error:
                 raise ValueError(
                     f"{classes[0].__name__} of {name} has no equal in FBGEMM: {error}"
                 ) from error
-            translated.append((given, found))
-    for param, (kind, kwargs) in translated:
+            changes.append((given, found))
+    for param, (kind, kwargs) in changes:
         param._optimizer_classes, param._optimizer_kwargs = [kind], [kwargs]
 
 
-def _translated(
+def translated(
     kind: type[torch.optim.Optimizer], kwargs: Mapping[str, Any], param: torch.Tensor, device: str
 ) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return the class of torchrec and the arguments of FBGEMM's module for one table."""
+    """Return the class of torchrec and the arguments of FBGEMM's module for one table.
+
+    Raises:
+        ValueError: FBGEMM has no equal on this type of device.
+    """
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
     from torchrec import optim as torchrec_optim
 
     optimizer = make_optimizer(_own_class(kind), kwargs)
     group = optimizer.param_groups[0]
-    for option, neutral in NEUTRAL.items():
-        if option in group and group[option] != neutral:
-            raise ValueError(f"its module has no argument for {option}={group[option]!r}")
     step = optimizer.make_step(group)
     found = arguments(step, param.dtype, device)
     if step.algorithm not in CLASSES:
         raise ValueError(f"its module has no {step.algorithm}")
+    for option, neutral in NEUTRAL.items():
+        if option in group and group[option] != neutral:
+            raise ValueError(f"its module has no argument for {option}={group[option]!r}")
     options = {"lr": found.rate, **found.options}
     if "weight_decay_mode" in options:
         options["weight_decay_mode"] = WeightDecayMode(options["weight_decay_mode"])

@@ -26,6 +26,7 @@ from keyedopt.reference.embedding import (
     PoolingType,
 )
 from keyedopt.reference.fault_tolerance import FaultTolerantOptimizer
+from keyedopt.reference.ftrl import Ftrl
 from keyedopt.reference.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from keyedopt.reference.keyed import (
     CombinedOptimizer,
@@ -67,6 +68,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmptyFusedOptimizer",
     "FaultTolerantOptimizer",
+    "Ftrl",
     "FusedOptimizer",
     "FusedOptimizerModule",
     "GradientClipping",

@@ -13,7 +13,7 @@ from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
 from keyedopt.reference.saved_groups import TorchAdamOptions
 
-__all__ = ["Adam", "PartialRowWiseAdam"]
+__all__ = ["Adam"]
 
 
 class AdamLike(RuleOptimizer):
@@ -183,50 +183,3 @@ class Adam(AdamLike):
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the rule from those of `group`, all but `step`."""
         return super().options(group) | {"eps_placement": EpsPlacement(group["eps_placement"])}
-
-
-class PartialRowWiseAdam(AdamLike):
-    r"""Adam with one second moment for each row: `rules.partial_rowwise_adam`.
-
-    .. math::
-        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
-        v \leftarrow \beta_2 v + (1 - \beta_2) \tfrac{1}{D} \sum_d g_d^2 \\
-        w &\leftarrow w - \gamma \left( \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
-            + \lambda w \right)
-
-    State, from the first step on: `step`, one count or (rows,); `exp_avg`, as the table; `exp_avg_sq`,
-    (rows,).
-
-    Args:
-        params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ, at least 0; a tensor with one element is kept, and read at each step.
-        betas: β₁ and β₂, each in [0, 1).
-        eps: ε, at least 0.
-        weight_decay: λ, at least 0.
-        maximize: step along the gradient, not against it.
-        decay: how λ is applied: ``"decoupled"``, ``"l2"`` or ``"none"``.
-        bias_correction: which steps t counts: ``"global"``, all of the parameter, or ``"per_row"``, those in
-            which the row had a gradient.
-        rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
-        error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
-
-    Raises:
-        ValueError: an option is out of range, or a parameter is not a table of floats.
-
-    Source: FBGEMM's PARTIAL_ROWWISE_ADAM.
-
-    >>> import torch
-    >>> from keyedopt.reference import PartialRowWiseAdam
-    >>> table = torch.nn.Parameter(torch.ones(2, 2))
-    >>> optimizer = PartialRowWiseAdam([table], lr=0.5, betas=(0.5, 0.75))
-    >>> table.grad = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    >>> optimizer.step()
-    >>> [[round(one, 4) for one in row] for row in table.tolist()]
-    [[0.5757, 0.4343], [1.0, 1.0]]
-    >>> optimizer.state[table]["exp_avg_sq"].tolist()
-    [3.125, 0.0]
-    """
-
-    function = staticmethod(rules.partial_rowwise_adam)
-    tables_only = partial_rowwise = True
-    row_states = ("exp_avg_sq",)

@@ -171,7 +171,8 @@ def _attach(param: torch.nn.Parameter, optimizer: Optimizer, kwargs: dict[str, A
             registry.param_to_optim_hook_handle_map[param] = [_Handle(handle)]
     noted._in_backward_optimizers.append(optimizer)
     noted._optimizer_classes.append(type(optimizer))
-    noted._optimizer_kwargs.append(kwargs)
+    noted_arguments = getattr(optimizer, "noted_arguments", None)  # of `fused`, for torchrec's sharding
+    noted._optimizer_kwargs.append(noted_arguments(param, kwargs) if noted_arguments else kwargs)
 
 
 class _Handle:

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference import rules
-from keyedopt.reference.adam import Adam, PartialRowWiseAdam
+from keyedopt.reference.adam import Adam
 from keyedopt.reference.adamw import AdamW
 from keyedopt.reference.apply_optimizer_in_backward import in_backward_optimizer_filter
-from keyedopt.reference.lamb import LAMB, PartialRowWiseLAMB
+from keyedopt.reference.ftrl import Ftrl
+from keyedopt.reference.lamb import LAMB
 from keyedopt.reference.option_checks import check_range
+from keyedopt.reference.partial_rowwise import PartialRowWiseAdam, PartialRowWiseLAMB
 from keyedopt.reference.rowwise_adagrad import Adagrad
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import Decay, Rows
@@ -28,6 +30,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Ftrl",
     "LarsSGD",
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",

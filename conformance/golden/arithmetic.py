@@ -36,6 +36,10 @@ class Exact:
         """Return √x."""
         return mp.sqrt(value)
 
+    def power(self, value: Any, exponent: float) -> Any:
+        """Return x to a power of at least 0."""
+        return mp.power(value, exponent)
+
     def total(self, terms: Sequence[Any]) -> Any:
         """Return the sum of some numbers."""
         return sum(terms, mpf(0))
@@ -82,6 +86,10 @@ class Rounded(Exact):
     def sqrt(self, value: Any) -> Any:
         """Return √x; keep a plain Python float one."""
         return type(value)(math.sqrt(value)) if value >= 0 else math.nan
+
+    def power(self, value: Any, exponent: float) -> Any:
+        """Return x to a power of at least 0."""
+        return self.kind(float(value) ** exponent)
 
     def total(self, terms: Sequence[Any]) -> Any:
         """Return the sum in random order."""
@@ -196,6 +204,11 @@ class Bounded(Exact):
         if not isinstance(value, Bound):
             return root
         return Bound(root, value.error / (2 * root) + root if root else 0.0)
+
+    def power(self, value: Any, exponent: float) -> Any:
+        """Return x to a power of at least 0."""
+        result = float(value) ** exponent
+        return Bound(result, exponent * value.error * result / value + result if value else 0.0)
 
     def total(self, terms: Sequence[Any]) -> Any:
         """Return the sum; in any order, a partial sum is at most the sum of the magnitudes."""

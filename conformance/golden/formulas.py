@@ -90,7 +90,11 @@ def rowwise_adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row
     g = l2(a, w, g, o)
     square = a.total([x * x for x in g]) if o.get("accumulate") == "sum" else mean_square(a, g)
     s["sum"] = [s["sum"][0] + square]
-    w = rated(a, w, g, s["sum"] * len(w), t, o)
+    return limited(a, rated(a, w, g, s["sum"] * len(w), t, o), o)
+
+
+def limited(a: Any, w: Row, o: Options) -> Row:
+    """Scale a row whose norm exceeds max_norm down to it."""
     length, most = norm(a, w), o.get("max_norm")
     if most is not None and length > a.scalar(most):
         return [a.product([x, a.scalar(most)], [length]) for x in w]
@@ -159,8 +163,8 @@ def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = F
     first = bool(rest) and a.either("decay first")
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial, 0.0 if first else rest)
     w = shrunk(a, w, o) if first else w
-    moved = [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)]
-    return decayed(a, moved, w, o)
+    moved = decayed(a, [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)], w, o)
+    return limited(a, moved, o) if "max_norm" in o else moved
 
 
 def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
@@ -171,7 +175,8 @@ def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = F
     ratio = ([over], [under]) if over and under else ([], [])
     lr = a.scalar(o["lr"])
     moved = [x - a.product([lr, d, *ratio[0]], ratio[1]) for x, d in zip(w, steps, strict=True)]
-    return decayed(a, moved, w, o)
+    moved = decayed(a, moved, w, o)
+    return limited(a, moved, o) if "max_norm" in o else moved
 
 
 def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -191,6 +196,26 @@ def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
     return [x - b for x, b in zip(w, s["momentum_buffer"], strict=True)]
 
 
+def ftrl(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
+    """FTRL-Proximal: the weights that minimize the regularized sum of the linearized losses."""
+    g = l2(a, w, g, {**o, "decay": "l2"})
+    lr, power, most = a.scalar(o["lr"]), -o["lr_power"], a.scalar(o["l1"])
+    shrinkage, beta = a.scalar(2 * o["l2_shrinkage"]), a.scalar(o["beta"])
+    penalty = a.scalar(o.get("l2_factor", 2) * o["l2"])
+    before = [a.power(n, power) for n in s["accumulator"]]
+    s["accumulator"] = [n + x * x for n, x in zip(s["accumulator"], g, strict=True)]
+    roots = [a.power(n, power) for n in s["accumulator"]]
+    s["linear"] = [
+        a.total([z, x, -a.product([new - old, y], [lr]), *([shrinkage * y] if o["l2_shrinkage"] else [])])
+        for z, x, y, old, new in zip(s["linear"], g, w, before, roots, strict=True)
+    ]
+    over = [max(-most, min(most, z)) - z for z in s["linear"]]
+    if not (o["beta"] or o["l2"]):
+        return [a.product([lr, x], [root]) for x, root in zip(over, roots, strict=True)]
+    under = [a.product([beta + root], [lr]) + penalty for root in roots]
+    return [a.product([x], [y]) for x, y in zip(over, under, strict=True)]
+
+
 def _partial(formula: Callable[..., Row]) -> Callable[..., Row]:
     return lambda a, w, g, s, t, o: formula(a, w, g, s, t, o, partial=True)
 
@@ -206,6 +231,7 @@ FORMULAS: dict[str, Callable[..., Row]] = {
     "PartialRowWiseLAMB": _partial(lamb),
     "LarsSGD": lars,
     "SparseAdam": adam,
+    "Ftrl": ftrl,
 }
 #: Variants of formulas that libraries document, by the words of `Implementation.variants`.
 VARIANTS: dict[str, Options] = {
@@ -222,6 +248,7 @@ VARIANTS: dict[str, Options] = {
     "dampened_first": {"dampened_first": True},  # the first momentum is (1 − dampening)·g
     "only_decayed": {"scale_only_decayed": True},  # without weight_decay the step is SGD's
     "sum": {"accumulate": "sum"},  # of the squares of a row, not their mean
+    "paper_l2": {"l2_factor": 1},  # the penalty is λ₂/2·‖w‖², as in the paper, not λ₂‖w‖²
 }
 _L2 = ("", "decoupled", "decoupled by_itself", "decoupled decay_after")
 _DECOUPLED = ("", "by_itself", "decay_after")
@@ -239,6 +266,7 @@ VARYING: dict[str, tuple[tuple[str, ...], ...]] = {
     "PartialRowWiseLAMB": (("", "decay_after", "l2"), _EPS, _DEBIAS),
     "LarsSGD": (("", "per_tensor"), ("", "only_decayed")),
     "SparseAdam": (("", "eps_after", "eps_in_root", "eps_bound"), _DEBIAS),
+    "Ftrl": (("", "paper_l2"),),
 }
 
 
@@ -252,6 +280,8 @@ def variants(algorithm: str) -> list[str]:
 ADAM: Options = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "decay": "l2"}
 FBGEMM: Options = {**ADAM, "decay": "decoupled"}
 ADAGRAD: Options = {"lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-10, "decay": "l2"}
+FTRL: Options = dict.fromkeys(("l1", "l2", "l2_shrinkage", "beta", "weight_decay"), 0.0)
+FTRL |= {"lr_power": -0.5, "initial_accumulator_value": 0.1}
 DEFAULTS: dict[str, Options] = {
     "SGD": {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "decay": "l2"},
     "Adagrad": ADAGRAD,
@@ -263,4 +293,5 @@ DEFAULTS: dict[str, Options] = {
     "PartialRowWiseLAMB": FBGEMM,
     "LarsSGD": {"momentum": 0.9, "weight_decay": 0.0, "eta": 1e-3},
     "SparseAdam": {**ADAM, "eps_placement": "before_bias_correction"},
+    "Ftrl": FTRL,
 }

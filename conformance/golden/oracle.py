@@ -19,6 +19,8 @@ def start(algorithm: str, options: Trajectory, width: int) -> dict[str, list[flo
     if algorithm in ("Adagrad", "RowWiseAdagrad"):
         first = o.get("initial_accumulator_value", 0.0)
         return {"sum": [first] * (1 if algorithm == "RowWiseAdagrad" else width)}
+    if algorithm == "Ftrl":
+        return {"accumulator": [o["initial_accumulator_value"]] * width, "linear": [0.0] * width}
     if algorithm in ("SGD", "LarsSGD"):
         return {"momentum_buffer": [0.0] * width} if o["momentum"] else {}
     second = 1 if algorithm.startswith("Partial") else width

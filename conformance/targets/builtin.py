@@ -62,7 +62,7 @@ torchrec = Implementation(
             "EmbeddingConfig",
             "PoolingType",
         ),
-        "AdamW",
+        *("AdamW", "Ftrl"),
         "Accumulate*",
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
         *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
@@ -104,7 +104,7 @@ fbgemm = Implementation(
         *("GradientClippingOptimizer", "WarmupOptimizer"),
         # not on a CPU: Adam and its kin, LARS, unpooled lookups
         *("Adam", "AdamW", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
-        *("EmbeddingCollection", "EmbeddingConfig"),
+        *("Ftrl", "EmbeddingCollection", "EmbeddingConfig"),
         # its documents do not promise them
         *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),
         *("*.rows", "*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
@@ -137,7 +137,7 @@ torch = Implementation(
     areas=("algorithms", "sparse", "in_backward"),
     absent=(
         *("in_backward_optimizer_filter", "EmbeddingBagCollection", "Accumulate*"),
-        *("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD", "Ftrl"),
         *("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer"),
         *("Adam.sparse", "AdamW.sparse", "OtherOptimizer.sparse"),  # its own error says to use SparseAdam
         *("OtherOptimizer.fused",),

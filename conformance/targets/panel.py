@@ -18,7 +18,7 @@ _ELSEWHERE = (
 )
 _ALGORITHMS = (
     *("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AdamW", "PartialRowWiseAdam"),
-    *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+    *("LAMB", "PartialRowWiseLAMB", "LarsSGD", "Ftrl"),
 )
 
 

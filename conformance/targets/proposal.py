@@ -27,6 +27,7 @@ COMMON = {
     "AdamW": ("AdamW", "AdamW8bit", "AdamW32bit"),
     "LAMB": ("LAMB", "Lamb", "LAMB32bit"),
     "LarsSGD": ("LarsSGD", "LARS", "Lars", "LARS32bit"),
+    "Ftrl": ("Ftrl", "FTRL", "FTRLProximal"),
 }
 #: Other names of options in constructors.
 ALSO_CALLED = {"eta": ("trust_coefficient", "trust_coeff", "eeta"), "eps": ("epsilon",)}

@@ -24,6 +24,7 @@ ALGORITHMS = {
     "lamb": ("exp_avg", "exp_avg_sq"),
     "partial_rowwise_lamb": ("exp_avg", "exp_avg_sq"),  # (R, D) and (R,)
     "lars_sgd": ("momentum_buffer",),
+    "ftrl": ("accumulator", "linear"),
 }
 #: The index of the state tensor with one number for each row, for the algorithms that have such a state.
 ROW_STATE = {"rowwise_adagrad": 0, "partial_rowwise_adam": 1, "partial_rowwise_lamb": 1}
@@ -173,7 +174,8 @@ class Step:
         algorithm: a key of `ALGORITHMS`.
         lr: the learning rate.
         count: t, from 1, of this step; not used if a table has a `row_counter`.
-        eps, betas, weight_decay, momentum, dampening, nesterov, eta, lr_decay, max_norm: those of the rules.
+        eps, betas, weight_decay, momentum, dampening, nesterov, eta, lr_decay, max_norm, lr_power, l1, l2,
+            l2_shrinkage, beta: those of the rules.
         decay: ``"none"``, ``"l2"`` or ``"decoupled"``.
         eps_placement: ``"inside_denominator"`` or ``"before_bias_correction"``.
         maximize: whether to ascend.
@@ -197,6 +199,11 @@ class Step:
     eta: float = 0.0
     lr_decay: float = 0.0
     max_norm: float | None = None
+    lr_power: float = -0.5
+    l1: float = 0.0
+    l2: float = 0.0
+    l2_shrinkage: float = 0.0
+    beta: float = 0.0
     eps_placement: str = "inside_denominator"
     maximize: bool = False
     seed: int | None = None

@@ -84,9 +84,7 @@ def _rowwise_adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step,
     s += _mean_square(g)
     _decouple(w, step)
     _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count, w))
-    if step.max_norm is not None:
-        length = row_norm(w)
-        w *= torch.where(length > step.max_norm, step.max_norm / length, 1.0).to(w.dtype)
+    _limit_norm(w, step)
 
 
 def _adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
@@ -97,6 +95,7 @@ def _adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Num
         _descend(w, m, v.sqrt(), step.eps, step.lr * (second**0.5 / first))
     else:
         _descend(w, m, (v / second).sqrt_(), step.eps, step.lr / first)
+    _limit_norm(w, step)
 
 
 def _lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
@@ -107,6 +106,7 @@ def _lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Num
         r.add_(w, alpha=step.weight_decay)
     rate = step.lr * trust_ratio(row_norm(w), row_norm(r))
     w.addcmul_(r, rate.to(w.dtype), value=-1)
+    _limit_norm(w, step)
 
 
 def _lars_sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
@@ -119,6 +119,22 @@ def _lars_sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count:
     w -= b
 
 
+def _ftrl(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    n, z = states
+    if step.weight_decay:
+        g = torch.add(g, w, alpha=step.weight_decay)
+    before = n.pow(-step.lr_power)
+    root = n.addcmul_(g, g).pow(-step.lr_power)
+    z += g
+    z.addcmul_((root - before).div_(step.lr), w, value=-1)
+    if step.l2_shrinkage:
+        z.add_(w, alpha=2 * step.l2_shrinkage)
+    numerator = z.clamp(-step.l1, step.l1).sub_(z)
+    denominator = root.add_(step.beta).div_(step.lr).add_(2 * step.l2)
+    undefined = (denominator == 0) & (numerator == 0)
+    w.zero_().add_(numerator.div_(denominator).masked_fill_(undefined, 0.0))
+
+
 RULES: dict[str, Callable[[Tensor, Tensor, Sequence[Tensor], Step, Number], None]] = {
     "sgd": _sgd,
     "adagrad": _adagrad,
@@ -129,10 +145,18 @@ RULES: dict[str, Callable[[Tensor, Tensor, Sequence[Tensor], Step, Number], None
     "lamb": _lamb,
     "partial_rowwise_lamb": _lamb,
     "lars_sgd": _lars_sgd,
+    "ftrl": _ftrl,
 }
 
 
 # --- shared parts ------------------------------------------------------------------------------
+
+
+def _limit_norm(w: Tensor, step: Step) -> None:
+    """Scale rows with a norm above `max_norm` down to it."""
+    if step.max_norm is not None:
+        length = row_norm(w)
+        w *= torch.where(length > step.max_norm, step.max_norm / length, 1.0).to(w.dtype)
 
 
 def _mean_square(values: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from keyedopt.fused.dense.fused_kernels import Work
 __all__ = ["Work", "update"]
 
 #: The algorithms whose formula has no sum over a row, so that shards of columns can be updated on their own.
-ELEMENTWISE = ("sgd", "adagrad", "adam")
+ELEMENTWISE = ("sgd", "adagrad", "adam", "ftrl")
 #: The number of elements that each thread updates at a time, so that they stay in its cache.
 PIECE = 1 << 15
 

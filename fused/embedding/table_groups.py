@@ -13,7 +13,7 @@ from keyedopt.fused.backends import choose, described, explain
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables, misfit
 from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.bulk import places
-from keyedopt.fused.embedding.table_optimizers import as_table
+from keyedopt.fused.embedding.table_optimizers import STATE_KEYS, as_table
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 
 #: Types of options that cannot be changed in place.
@@ -69,14 +69,14 @@ class TableGroup:
         """Return the backend for a step; chosen once for all learning rates and counts."""
         options = (step.weight_decay, step.decay, step.momentum, step.dampening, step.nesterov, step.eps)
         more = (step.betas, step.lr_decay, step.max_norm, step.maximize, step.eta, step.eps_placement)
-        key = (options, more, step.seed is None, isinstance(step.lr, Tensor))
+        key = (options, more, step.lr_power, step.seed is None, isinstance(step.lr, Tensor))
         if key not in self._chosen:
             self._chosen[key] = choose(self.requested_backend, self.tables, step)
         return self._chosen[key]
 
     def explain(self) -> str:
         """Return which backend and kernels run for the tables, and why no other backend does."""
-        step = READ if self.optimizer is None else self.optimizer.make_step({**self.options, "lr": 0.0}, 1)
+        step = READ if self.optimizer is None else self.optimizer.make_step({**self.options, "lr": 1.0}, 1)
         backend = self.backend_for(step)
         what = step.algorithm if self.optimizer else "no optimizer"
         first = f"{', '.join(self.names)} ({self.dtype}, {self.device}): {what} by {described(backend)}"
@@ -98,7 +98,7 @@ class TableGroup:
         assert self.optimizer is not None
         lr = self.options["lr"]
         remote = isinstance(lr, Tensor) and lr.device.type != "cpu"  # to check it would synchronize
-        self.optimizer.check_options({**self.options, "lr": 0.0} if remote else self.options)
+        self.optimizer.check_options({**self.options, "lr": 1.0} if remote else self.options)
         if self.options.get("lr_decay") and not self.counted:
             raise ValueError("lr_decay was 0 when the state was made, so there is no step count for it")
         if self.options.get("momentum") and not self._state:
@@ -117,8 +117,7 @@ class TableGroup:
         state = [
             (state, f"{name}.{key}", tensor)
             for name, table, state in zip(self.names, self.tables, self.states, strict=True)
-            for key, tensor in zip(("momentum1", "exp_avg_sq", "row_counter"), in_order(table), strict=False)
-            if tensor is not None
+            for key, tensor in zip(_present(name, state), table.tensors[1:], strict=True)
         ]
         self._state = [list(each) for each in zip(*state, strict=True)]
         self._written = [one for table in self.tables for one in table.tensors]
@@ -216,10 +215,9 @@ class TableGroup:
         return all(map(is_, map(getitem, states, keys), tensors))
 
 
-def in_order(table: Table) -> tuple[Tensor | None, ...]:
-    """Return both states and the counter of a table, None for each that is missing."""
-    first, second = (*table.states, None, None)[:2]
-    return first, second, table.row_counter
+def _present(name: str, state: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the tensors of a table after its name, in the order of `Table.tensors`."""
+    return [key for key in (*STATE_KEYS, "row_counter") if f"{name}.{key}" in state]
 
 
 def make_table_groups(
@@ -252,7 +250,7 @@ def make_table_groups(
         else:
             pairs = zip(names, states, strict=True)
             tables = [as_table(name, weights[name], state) for name, state in pairs]
-            step = optimizer.make_step({**options, "lr": 0.0}, 1)
+            step = optimizer.make_step({**options, "lr": 1.0}, 1)
         backend = choose(requested_backend, tables, step)
         groups.append(
             TableGroup(names, Tables(tables), optimizer, options, states, backend, requested_backend)

@@ -24,7 +24,9 @@ SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping
     optim.AdamW: (AdamW, {}),
 }
 #: The algorithms whose learning rate does not depend on a step count.
-UNCOUNTED = ("sgd", "lars_sgd")
+UNCOUNTED = ("sgd", "lars_sgd", "ftrl")
+#: The keys of state tensors, after the name of the table, in the order in which backends take them.
+STATE_KEYS = ("momentum1", "exp_avg_sq", "linear")
 
 
 def make_optimizer(given: type[optim.Optimizer], kwargs: Mapping[str, Any]) -> RuleOptimizer:
@@ -60,7 +62,7 @@ def initial_state(optimizer: RuleOptimizer, table: str, weight: Tensor) -> dict[
     for index, key in enumerate(state_keys(optimizer, table)):
         rowwise = ROW_STATE.get(optimizer.algorithm) == index
         shape = weight.shape[:1] if rowwise else weight.shape
-        state[key] = empty(shape, dtype, weight.device).fill_(float(start))
+        state[key] = empty(shape, dtype, weight.device).fill_(0.0 if index else float(start))
     if group.get("bias_correction") == "per_row":
         state[f"{table}.row_counter"] = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
     elif optimizer.algorithm not in UNCOUNTED and ("adagrad" not in optimizer.algorithm or group["lr_decay"]):
@@ -72,6 +74,5 @@ def initial_state(optimizer: RuleOptimizer, table: str, weight: Tensor) -> dict[
 
 def as_table(name: str, weight: Tensor, state: Mapping[str, Any]) -> Table:
     """Return a table as backends take it. SGD has a momentum buffer if its state was made with one."""
-    order = ("momentum1", "exp_avg_sq")
-    states = tuple(state[f"{name}.{key}"] for key in order if f"{name}.{key}" in state)
+    states = tuple(state[f"{name}.{key}"] for key in STATE_KEYS if f"{name}.{key}" in state)
     return Table(weight, states, state.get(f"{name}.row_counter"))

@@ -22,6 +22,7 @@ def check_features(
 
     Raises:
         ValueError: names the feature and what is wrong with it.
+        RuntimeError: the memory of a tensor was freed.
     """
     features = by_feature(features, weighted)
     checked = {name: parse_feature(features, name, weighted) for name in rows}
@@ -83,9 +84,19 @@ def check_contents(name: str, jagged: Jagged, rows: int) -> None:
 
     Raises:
         ValueError: names the feature and what is wrong with it.
+        RuntimeError: the memory of a tensor was freed.
     """
+    _check_memory(name, jagged)
     _check_values(name, jagged.values, rows)
     _check_offsets(name, jagged.offsets, jagged.values.numel())
+
+
+def _check_memory(name: str, jagged: Jagged) -> None:
+    for part, tensor in jagged._asdict().items():
+        if tensor is not None and tensor.numel() and not tensor.untyped_storage().nbytes():
+            raise RuntimeError(  # as most of torch's operators do; others end the process
+                f"the memory of the {part} of feature {name!r} was freed: free it after the backward pass"
+            )
 
 
 def _check_values(name: str, values: torch.Tensor, rows: int) -> None:

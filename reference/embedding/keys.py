@@ -5,6 +5,8 @@ state                  unfused                 fused, `<table>.` …      FBGEMM
 =====================  ======================  =======================  ====================  ==========
 SGD with momentum      momentum_buffer (R, D)  momentum1 (R, D)         (has no momentum)     momentum_1
 LarsSGD                momentum_buffer (R, D)  momentum1 (R, D)         momentum1 (R, D)      momentum_1
+Ftrl                   accumulator (R, D)      momentum1 (R, D)         (none)                (none)
+…                      linear (R, D)           linear (R, D)            (none)                (none)
 Adagrad                sum (R, D)              momentum1 (R, D)         sum (R, D)            momentum_1
 RowWiseAdagrad         sum (R, 1)              momentum1 (R,)           sum (R,)              momentum_1
 Adam and its kin       exp_avg (R, D)          momentum1 (R, D)         exp_avg (R, D)        momentum_1
@@ -36,7 +38,8 @@ _ADAM = (
     ("exp_avg", "momentum1", "exp_avg", "momentum_1"),
     ("exp_avg_sq", "exp_avg_sq", "exp_avg_sq", "momentum_2"),
 )
-#: The tensors of each algorithm, by their names in each form.
+_FTRL = (("accumulator", "momentum1", "", ""), ("linear", "linear", "", ""))
+#: The tensors of each algorithm, by their names in each form; empty if the form lacks the algorithm.
 TENSORS: Mapping[str, tuple[tuple[str, str, str, str], ...]] = {
     "SGD": (_MOMENTUM,),
     "LarsSGD": (_MOMENTUM,),
@@ -48,9 +51,10 @@ TENSORS: Mapping[str, tuple[tuple[str, str, str, str], ...]] = {
     "PartialRowWiseAdam": _ADAM,
     "LAMB": _ADAM,
     "PartialRowWiseLAMB": _ADAM,
+    "Ftrl": _FTRL,
 }
 #: The algorithms that count their steps.
-COUNTING = tuple(name for name, tensors in TENSORS.items() if tensors != (_MOMENTUM,))
+COUNTING = tuple(name for name, tensors in TENSORS.items() if tensors not in ((_MOMENTUM,), _FTRL))
 #: The count of all steps, and that of each row, of the algorithms that count.
 COUNTS = {
     "unfused": ("step", "step"),
@@ -90,6 +94,8 @@ def convert(
     converted: dict[str, Any] = {}
     for names in TENSORS[algorithm]:
         old, new = names[FORMS.index(source)], names[FORMS.index(target)]
+        if not (old and new):
+            raise ValueError(f"{algorithm} has no {source if new else target} form, as FBGEMM lacks it")
         if old in rest:
             value = torch.as_tensor(rest.pop(old)).detach()
             if algorithm == "RowWiseAdagrad":
@@ -133,7 +139,7 @@ def form_of(state: Mapping[str, Any], table: str) -> str:
         return "torchrec"
     if not state or any(key.startswith(f"{table}.") for key in state):
         return "fused"
-    return "unfused" if state.keys() & {"step", "momentum_buffer"} else "fbgemm"
+    return "unfused" if state.keys() & {"step", "momentum_buffer", "linear"} else "fbgemm"
 
 
 def live(entry: Mapping[str, Any], algorithm: str, table: str) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ rules.
 
 from keyedopt.reference.rules.adagrad import adagrad
 from keyedopt.reference.rules.adam import adam
+from keyedopt.reference.rules.ftrl import ftrl
 from keyedopt.reference.rules.lamb import lamb
 from keyedopt.reference.rules.lars_sgd import lars_sgd
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
@@ -26,6 +27,7 @@ __all__ = [
     "adam",
     "check_rows",
     "coalesce",
+    "ftrl",
     "lamb",
     "lars_sgd",
     "partial_rowwise_adam",

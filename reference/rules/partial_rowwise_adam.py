@@ -20,6 +20,7 @@ def partial_rowwise_adam(
     eps: float,
     weight_decay: float = 0.0,
     decay: Decay = Decay.DECOUPLED,
+    max_norm: float | None = None,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Step along the mean gradient divided by the root of the mean square of the row.
@@ -28,7 +29,8 @@ def partial_rowwise_adam(
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
         v \leftarrow \beta_2 v + (1 - \beta_2) \tfrac{1}{D} \sum_d g_d^2 \\
         w &\leftarrow w - \gamma \left(
-            \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \right)
+            \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \right) \\
+        w &\leftarrow w \cdot \min(1, \text{max\_norm} / \lVert w \rVert)
 
     Args:
         weight: (R, D).
@@ -41,6 +43,7 @@ def partial_rowwise_adam(
         eps: ε.
         weight_decay: λ.
         decay: how λ is applied; L2 adds λw to g instead.
+        max_norm: largest norm of a row after the step; None for no limit.
         maximize: step along the gradient, not against it.
 
     Returns:
@@ -53,4 +56,4 @@ def partial_rowwise_adam(
     square = arithmetic.row_mean_square(g)
     m, v, direction = moments(g, square, exp_avg, exp_avg_sq, step=step, betas=betas, eps=eps)
     w = w - lr * (direction + arithmetic.decoupled(w, weight_decay, decay))
-    return narrow(w, weight), narrow(m, exp_avg), narrow(v, exp_avg_sq)
+    return narrow(arithmetic.limit_norm(w, max_norm), weight), narrow(m, exp_avg), narrow(v, exp_avg_sq)

@@ -20,6 +20,7 @@ def partial_rowwise_lamb(
     eps: float,
     weight_decay: float = 0.0,
     decay: Decay = Decay.DECOUPLED,
+    max_norm: float | None = None,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Scale the step of a row to the norm of the row.
@@ -28,7 +29,8 @@ def partial_rowwise_lamb(
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
         v \leftarrow \beta_2 v + (1 - \beta_2) \tfrac{1}{D} \sum_d g_d^2 \\
         r &= \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \\
-        w &\leftarrow w - \gamma \frac{\lVert w \rVert}{\lVert r \rVert} r
+        w &\leftarrow w - \gamma \frac{\lVert w \rVert}{\lVert r \rVert} r \\
+        w &\leftarrow w \cdot \min(1, \text{max\_norm} / \lVert w \rVert)
 
     The ratio of the norms is 1 if either is zero: so a row of zeros changes, and a row whose direction is
     zero does not. FBGEMM has no such special case.
@@ -44,6 +46,7 @@ def partial_rowwise_lamb(
         eps: ε.
         weight_decay: λ.
         decay: how λ is applied; L2 adds λw to g instead.
+        max_norm: largest norm of a row after the step; None for no limit.
         maximize: step along the gradient, not against it.
 
     Returns:
@@ -58,4 +61,4 @@ def partial_rowwise_lamb(
     )
     r = direction + arithmetic.decoupled(w, weight_decay, decay)
     w = w - lr * trust_ratio(row_norm(w), row_norm(r)) * r
-    return narrow(w, weight), narrow(m, exp_avg), narrow(v, exp_avg_sq)
+    return narrow(arithmetic.limit_norm(w, max_norm), weight), narrow(m, exp_avg), narrow(v, exp_avg_sq)

@@ -266,7 +266,7 @@ for name in NAMES:
 ABOUT = Implementation(
     "restricted", "restricted", areas=("algorithms", "sparse"), dtypes=("float32",),
     absent=(
-        *("Adagrad", "RowWiseAdagrad", "AdamW", "Partial*", "LAMB", "LarsSGD", "*.decay", "*.rows"),
+        *("Adagrad", "RowWiseAdagrad", "AdamW", "Partial*", "LAMB", "LarsSGD", "Ftrl", "*.decay", "*.rows"),
         *("*.eps_placement", "*.bias_correction", "*.error_if_nonfinite", "*.positional", "*.dtensor"),
         *("*.fused", "*.foreach"), *(f"*.{what}" for what in RESTRICTIONS),
     ),

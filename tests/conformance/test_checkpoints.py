@@ -14,6 +14,7 @@ FUSED = {
     "SGD": {},
     "SGD-momentum": {"momentum": 0.9},
     "LarsSGD": {"momentum": 0.5},
+    "Ftrl": {"l1": 0.01},
     "Adagrad": {"eps": 1e-8},
     "Adagrad-decay": {"eps": 1e-8, "lr_decay": 0.1},
     "RowWiseAdagrad": {"eps": 1e-8},
@@ -169,8 +170,15 @@ def test_fbgemm_goes_on_along_the_same_trajectory(name, other, way):
     goes_on(name, *((other, "fbgemm") if way == "to" else ("fbgemm", other)), steps=4)
 
 
-@pytest.mark.parametrize("name", [name for name in FUSED if "Accumulate" not in name])
-@pytest.mark.parametrize("form", ["unfused", "fbgemm", "torchrec"])
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (form, name)
+        for form in ("unfused", "fbgemm", "torchrec")
+        for name in FUSED
+        if "Accumulate" not in name and (form == "unfused" or name != "Ftrl")
+    ],
+)
 def test_there_and_back_loses_nothing(name, form):
     fused = Fused(name, table())
     fused.train(range(4))
@@ -190,13 +198,14 @@ def test_there_and_back_loses_nothing(name, form):
         ({"t.momentum1": torch.ones(6, 4), "t.exp_avg_sq": torch.ones(6, 4)}, "Adam", "fused", "unfused"),
         ({"t.momentum1": torch.ones(6), "t.speed": torch.ones(1)}, "RowWiseAdagrad", "fused", "fbgemm"),
         ({"t.window": {}}, "SGD", "fused", "fbgemm"),
+        ({"t.momentum1": torch.ones(6, 4), "t.linear": torch.ones(6, 4)}, "Ftrl", "fused", "fbgemm"),
         ({}, "Adagrad", "unfused", "fused"),
         ({}, "Rprop", "unfused", "fused"),
         ({}, "SGD", "unfused", "sharded"),
     ],
 )
 def test_what_has_no_place_is_refused(state, kind, source, target):
-    with pytest.raises(ValueError, match=r"state|conversion"):
+    with pytest.raises(ValueError, match=r"state|conversion|lacks"):
         keys.convert(state, kind, source, target, "t")
 
 

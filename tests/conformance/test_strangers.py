@@ -56,7 +56,7 @@ from keyedopt.conformance.targets.implementation import Implementation
 
 KINDS = ("SGD", "Adagrad", "Adam", "AdamW", "SparseAdam")
 globals().update({one: type(one, (getattr(torch.optim, one),), {"__module__": __name__}) for one in KINDS})
-NAMES = ("RowWiseAdagrad", "PartialRowWise*", "LAMB", "LarsSGD")
+NAMES = ("RowWiseAdagrad", "PartialRowWise*", "LAMB", "LarsSGD", "Ftrl")
 LACKING = ("decay", "rows", "eps_placement", "bias_correction", "max_norm")
 
 def target(dtype, *also_absent, **fixed):

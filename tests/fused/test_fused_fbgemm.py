@@ -46,7 +46,7 @@ DONE = {
 #: Which options an algorithm has; others never come with it.
 HAVE = {
     "lr_decay": ("adagrad", "rowwise_adagrad"),
-    "max_norm": ("rowwise_adagrad",),
+    "max_norm": ("rowwise_adagrad", "partial_rowwise_adam", "partial_rowwise_lamb"),
     "momentum": ("sgd", "lars_sgd"),
     "eps_placement": ADAMS[:2],
 }

@@ -17,7 +17,7 @@ from keyedopt.fused.backends.sums import PIECE
 from keyedopt.fused.dense import cpu_dense_steps
 
 TABLES = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", "SparseAdam", *TABLES)
+ALGORITHMS = ("SGD", "Adagrad", "Adam", "Ftrl", "SparseAdam", *TABLES)
 #: Absolute and relative, for weights and gradients around 1 and a few steps.
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
 
@@ -27,19 +27,24 @@ every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 def draw_options(algorithm, draw):
     """Draw options that an algorithm takes, in every combination."""
     choices = {"lr": [0.1, 0.0, torch.tensor([0.3], dtype=torch.float64)], "maximize": [False, True]}
+    if algorithm == "Ftrl":
+        choices |= {"lr": [0.1, torch.tensor([0.3], dtype=torch.float64)], "lr_power": [-0.5, -0.75, 0.0]}
+        choices |= {name: [0.0, 0.1] for name in ("l1", "l2", "l2_shrinkage", "beta")}
     if algorithm != "SparseAdam":
         choices |= {"rows": ["given", "all", "nonzero"], "weight_decay": [0.0, 0.1]}
-    if algorithm not in ("LarsSGD", "SparseAdam"):
+    if algorithm not in ("Ftrl", "LarsSGD", "SparseAdam"):
         choices["decay"] = ["none", "l2", "decoupled"]
     if algorithm in ("SGD", "LarsSGD"):
         choices["momentum"] = [0.0, 0.9]
     if algorithm == "LarsSGD":
         choices["eta"] = [0.0, 0.1]
+    if "Adagrad" in algorithm or algorithm == "Ftrl":
+        choices["initial_accumulator_value"] = [0.0, 0.1]
     if "Adagrad" in algorithm:
-        choices |= {"lr_decay": [0.0, 0.1], "initial_accumulator_value": [0.0, 0.1]}
-    if algorithm == "RowWiseAdagrad":
+        choices["lr_decay"] = [0.0, 0.1]
+    if "RowWise" in algorithm:
         choices["max_norm"] = [None, 0.5]
-    if algorithm not in ("SGD", "LarsSGD"):
+    if algorithm not in ("SGD", "Ftrl", "LarsSGD"):
         choices["eps"] = [0.0, 1e-8, 1e-3]
     if "Adam" in algorithm or "LAMB" in algorithm:
         choices["betas"] = [(0.9, 0.999), (0.0, 0.9)]

@@ -47,6 +47,10 @@ STEPS = [
     Step("lamb", 0.1, count=5, weight_decay=0.1, decay="l2", maximize=True, **ADAM),
     Step("partial_rowwise_lamb", 0.1, count=5, weight_decay=0.1, decay="decoupled", **ADAM),
     Step("lars_sgd", 0.1, weight_decay=0.1, momentum=0.9, eta=0.02, maximize=True),
+    Step("ftrl", 0.1),
+    Step("ftrl", 0.1, l1=0.5, l2=0.1, l2_shrinkage=0.2, beta=0.3, weight_decay=0.1, maximize=True),
+    Step("partial_rowwise_adam", 0.1, count=5, weight_decay=0.1, decay="l2", max_norm=1.0, **ADAM),
+    Step("partial_rowwise_lamb", 0.1, count=5, weight_decay=0.1, decay="decoupled", max_norm=1.0, **ADAM),
 ]
 
 
@@ -83,12 +87,15 @@ def expected(table, sums, step):
         "adagrad": ("eps", "lr_decay", "weight_decay"),
         "rowwise_adagrad": ("eps", "lr_decay", "weight_decay", "max_norm"),
         "sparse_adam": ("eps", "betas"),
+        "partial_rowwise_adam": ("eps", "betas", "weight_decay", "max_norm"),
+        "partial_rowwise_lamb": ("eps", "betas", "weight_decay", "max_norm"),
         "lars_sgd": ("momentum", "eta", "weight_decay"),
+        "ftrl": ("l1", "l2", "l2_shrinkage", "beta", "weight_decay"),
     }.get(step.algorithm, ("eps", "betas", "weight_decay"))
     options = {name: getattr(step, name) for name in ("lr", "maximize", *takes)}
-    if step.algorithm not in ("sgd", "lars_sgd"):
+    if step.algorithm not in ("sgd", "lars_sgd", "ftrl"):
         options["step"] = step.count
-    if step.algorithm not in ("sparse_adam", "lars_sgd"):
+    if step.algorithm not in ("sparse_adam", "lars_sgd", "ftrl"):
         options["decay"] = Decay(step.decay)
     if step.algorithm == "adam":
         options["eps_placement"] = EpsPlacement(step.eps_placement)

@@ -85,6 +85,47 @@ def test_torchrecs_function_may_attach_the_optimizer(torchrec):
     assert kind is torchrec.optim.RowWiseAdagrad
 
 
+def emb_opt_type(torchrec, kind):
+    from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+    return optimizer_type_to_emb_opt_type(kind)
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_arguments_are_translated_when_torchrec_asks_for_the_optimizer_of_fbgemm(torchrec, cuda, monkeypatch):
+    wanted = emb_opt_type(torchrec, torchrec.optim.RowWiseAdagrad)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    bags = bags_of(torchrec, ("a",))
+    fused.apply_optimizer_in_backward(fused.RowWiseAdagrad, bags.parameters(), {"lr": 0.5})
+    (weight,) = bags.parameters()
+    (given,) = weight._optimizer_kwargs
+    assert given == {"lr": 0.5}
+    assert "eps" not in given
+    assert "optimizer" in given
+    assert given == {"lr": 0.5, "eps": 1e-8, "optimizer": wanted}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "cuda", "text"),
+    [
+        ("Adam", {}, False, "not adam"),
+        ("Adam", {}, True, "on the CPU"),  # FBGEMM has Adam on CUDA, but torchrec does not say the device
+        ("Ftrl", {}, True, "not ftrl"),
+        ("RowWiseAdagrad", {"max_norm": 0.5}, True, "ignores max_norm"),
+    ],
+)
+def test_the_error_names_the_call_for_one_device(torchrec, name, given, cuda, text, monkeypatch):
+    emb_opt_type(torchrec, torchrec.optim.SGD)  # imports torchrec's part for many ranks
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    bags = bags_of(torchrec, ("a",))
+    fused.apply_optimizer_in_backward(getattr(fused, name), bags.parameters(), given)
+    (weight,) = bags.parameters()
+    with pytest.raises(ValueError, match=text) as raised:
+        _ = "optimizer" in weight._optimizer_kwargs[0]
+    assert "use_fbgemm_kernels(model, device)" in str(raised.value)
+    assert weight._optimizer_kwargs == [given]
+
+
 @IMPLEMENTATIONS
 @pytest.mark.parametrize(
     ("name", "given", "device", "text"),
@@ -215,11 +256,14 @@ def shard_and_train(rank, port, queue):
         (torchrec.optim.RowWiseAdagrad, {"eps": 1e-8}, "table_wise"),
         (fused.Adagrad, {}, "row_wise"),
         (torch.optim.Adagrad, {"eps": 1e-8}, "row_wise"),
+        (fused.RowWiseAdagrad, {}, "table_wise without the call"),
     ):
         torch.manual_seed(0)
         model = Model(bags_of(torchrec))
         fused.apply_optimizer_in_backward(kind, model.tables.parameters(), options | {"lr": 0.5})
-        fused.use_fbgemm_kernels(model, "cpu")
+        sharding, _, without = sharding.partition(" ")
+        if not without:
+            fused.use_fbgemm_kernels(model, "cpu")
         plan = plan_of(model, sharding)
         kinds = {(one.sharding_type, one.compute_kernel) for one in plan.plan["tables"].values()}
         sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan)
@@ -247,9 +291,10 @@ def test_two_ranks_train_as_with_torchrecs_classes(torchrec):
             one.kill()
     for rank in range(2):
         assert [kinds for kinds, _ in results[rank]] == [
-            {(sharding, "fused")} for sharding in ("table_wise", "table_wise", "row_wise", "row_wise")
+            {(sharding, "fused")}
+            for sharding in ("table_wise", "table_wise", "row_wise", "row_wise", "table_wise")
         ]
-        ours, theirs, ours_row_wise, theirs_row_wise = (found for _, found in results[rank])
-        assert ours == theirs
+        ours, theirs, ours_row_wise, theirs_row_wise, uncalled = (found for _, found in results[rank])
+        assert ours == theirs == uncalled
         assert ours_row_wise == theirs_row_wise
         assert [step[0] for step in ours] == pytest.approx([0.25, 0.375, 0.5, 0.5])

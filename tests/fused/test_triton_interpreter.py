@@ -266,6 +266,7 @@ def case_refusals(backend: Any) -> None:
     step = Step(lr=0.1, **options)
     assert backend.refuses([table], step) == "" == backend.missing()
     assert "max_norm" in backend.refuses([table], Step("sgd", 0.1, max_norm=1.0))
+    assert "ftrl" in backend.refuses([table], Step("ftrl", 0.1))
     assert "float64" in backend.refuses([replace(table, weight=table.weight.double())], step)
     assert "float64" in backend.refuses([replace(table, states=(table.states[0].double(),))], step)
     assert "contiguous" in backend.refuses([replace(table, weight=table.weight.t())], step)

@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "SGD": {"lr": 0.1},
     "SGD with momentum": {"lr": 0.1, "momentum": 0.9},
     "LarsSGD": {"lr": 0.1},
+    "Ftrl": {"lr": 0.1, "l2": 0.1},
     "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.5},
     "RowWiseAdagrad": {"lr": 0.1, "lr_decay": 0.01},
     "Adam": {"lr": 0.1},

@@ -378,3 +378,44 @@ class LarsSGD(Flat):
         share = torch.where((top == 0) | (bottom == 0), torch.ones_like(top), top / bottom)
         b = group["momentum"] * old["momentum_buffer"] + float(group["lr"]) * share * (g + decay * w)
         return {"weight": w - b, "momentum_buffer": b}
+
+
+class Ftrl(Flat):
+    names = ("accumulator", "linear")
+    counted = False
+    penalties = ("initial_accumulator_value", "l1", "l2", "l2_shrinkage", "beta")
+
+    def __init__(
+        self, params: Any, lr: Any = 1e-3, lr_power: float = -0.5, initial_accumulator_value: float = 0.1,
+        l1: float = 0, l2: float = 0, l2_shrinkage: float = 0, beta: float = 0, weight_decay: float = 0,
+        *, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            params, lr=lr, lr_power=lr_power, initial_accumulator_value=initial_accumulator_value, l1=l1,
+            l2=l2, l2_shrinkage=l2_shrinkage, beta=beta, weight_decay=weight_decay, maximize=maximize,
+        )  # fmt: skip
+
+    def check(self, group: Any) -> None:
+        super().check(group)
+        for name in self.penalties:
+            if not float(group[name]) >= 0.0:
+                raise RefusedError(f"{name} cannot be {group[name]}")
+        if not float(group["lr_power"]) <= 0.0:
+            raise RefusedError(f"lr_power cannot be {group['lr_power']}")
+
+    def start(self, group: Any, name: str) -> float:
+        return float(group["initial_accumulator_value"]) if name == "accumulator" else 0.0
+
+    def rule(self, group: Any, state: Any, w: Any, g: Any, old: Any, reverse: bool) -> dict[str, Any]:
+        g = signed(g, group) + group["weight_decay"] * w
+        # A rate of 0 gives the smallest step, where the formula divides by it.
+        n, power, rate = old["accumulator"], -group["lr_power"], float(group["lr"]) or 1e-30
+        more = n + g * g
+        pull = (more.pow(power) - n.pow(power)) * w / rate
+        shrink = 2 * group["l2_shrinkage"] * w
+        z = old["linear"] + g + shrink - pull if reverse else old["linear"] - (pull - (g + shrink))
+        over = -z.sign() * (z.abs() - group["l1"]).clamp(min=0)
+        if reverse and not (group["l2"] or group["beta"]):
+            return {"weight": ratio(over * rate, more.pow(power), True), "accumulator": more, "linear": z}
+        under = more.pow(power) / rate + (2 * group["l2"] + group["beta"] / rate)
+        return {"weight": ratio(over, under, False), "accumulator": more, "linear": z}

@@ -18,5 +18,5 @@ TORCH = Implementation(
     name="torch-without-kernels",
     root="torch.optim",
     areas=("algorithms",),
-    absent=("RowWiseAdagrad", "PartialRowWise*", "LAMB", "LarsSGD", "*.decay", "*.rows", "*.sparse"),
+    absent=("RowWiseAdagrad", "PartialRowWise*", "LAMB", "LarsSGD", "Ftrl", "*.decay", "*.rows", "*.sparse"),
 )

@@ -77,13 +77,14 @@ def drawn() -> dict[str, Trajectory]:
 
     learning_rates = {"SGD": 0.05, "LarsSGD": 0.5, "LAMB": 0.02, "PartialRowWiseLAMB": 0.02}
 
-    def add_all(name: str) -> None:
-        rate: Trajectory = {"lr": learning_rates.get(name, 0.1)}
+    def add_all(name: str, **more: Any) -> None:
+        rate: Trajectory = {"lr": learning_rates.get(name, 0.1), **more}
         add(name, "plain", **rate)
         add(name, "sparse", kind="sparse", **rate)
         add(name, "maximize", maximize=True, **rate)
         add(name, "decay", weight_decay=0.05, **rate)
-        if name != "SGD":  # its steps grow with the gradient
+        # SGD's steps grow with the gradient, and Ftrl subtracts roots that hardly differ.
+        if name not in ("SGD", "Ftrl"):
             add(name, "extreme", kind="extreme", unit=2.0**-40, **rate)
         if "decay" in DEFAULTS[name] and name != "AdamW":  # which has no such argument
             other = "l2" if DEFAULTS[name]["decay"] == "decoupled" else "decoupled"
@@ -95,7 +96,8 @@ def drawn() -> dict[str, Trajectory]:
             add(name, "lr-decay", lr_decay=0.1, initial_accumulator_value=0.25, eps=0.01, **rate)
 
     for name in FORMULAS:
-        if name not in ("AdamW", "SparseAdam"):  # the seed of a trajectory is the number of those before
+        # The seed of a trajectory is the number of those before, so newer algorithms come later.
+        if name not in ("AdamW", "SparseAdam", "Ftrl"):
             add_all(name)
     add("SGD", "momentum", lr=0.05, momentum=0.9)
     add("SGD", "momentum-sparse", kind="sparse", lr=0.05, momentum=0.9)
@@ -107,6 +109,13 @@ def drawn() -> dict[str, Trajectory]:
     add_all("AdamW")
     for name in ("Adam", "AdamW"):
         add(name, "amsgrad", lr=0.1, amsgrad=True, betas=[0.5, 0.75], weight_decay=0.05)
+    start: Trajectory = {"initial_accumulator_value": 0.125}  # which every dtype represents
+    add_all("Ftrl", **start)
+    regularized: Trajectory = {"l1": 0.5, "l2": 0.25, "l2_shrinkage": 0.0625, "beta": 0.5}
+    add("Ftrl", "regularized", lr=0.1, **regularized, **start)
+    add("Ftrl", "lr-power", lr=0.1, lr_power=-0.75, **start)
+    add("PartialRowWiseAdam", "max-norm", lr=0.1, max_norm=1.0)
+    add("PartialRowWiseLAMB", "max-norm", lr=0.02, max_norm=1.0)
     return found
 
 

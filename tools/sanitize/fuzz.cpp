@@ -46,7 +46,7 @@ class Fuzz {
       table.weight = memory->weights.back().data();
       const bool partial = algorithm == kPartialRowwiseAdam || algorithm == kPartialRowwiseLamb;
       const bool adam = partial || algorithm == kAdam || algorithm == kLamb;
-      const int states = adam ? 2 : algorithm == kSgd ? static_cast<int>(below(2)) : 1;
+      const int states = adam || algorithm == kFtrl ? 2 : algorithm == kSgd ? static_cast<int>(below(2)) : 1;
       for (int s = 0; s < states; ++s) {
         table.width[s] = algorithm == kRowwiseAdagrad || (partial && s == 1) ? 1 : dim;
         memory->states.emplace_back(static_cast<size_t>(rows * table.width[s]), 0.5f);
@@ -122,6 +122,8 @@ class Fuzz {
     rule.beta2 = 0.99f;
     rule.rest2 = 0.01f;
     rule.max_norm = below(2) ? 1.0f : -1.0f;
+    rule.l1 = below(2) ? 0.5f : 0.0f;
+    rule.ridge = rule.shrinkage = 0.25f;
     rule.seed = random_();
     correct(rule, static_cast<double>(1 + below(10)), &rule.gain, &rule.spread);
     return rule;

@@ -11,6 +11,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     ROW_WISE,
     WITH_OTHER,
     decay,
+    WITH_EPS,
     expect_same_way,
     need_group_rates,
     need_independent,
@@ -28,7 +29,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.described import DEFAULTS, Described, default_of, named, said
 from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
-from keyedopt.conformance.suite.support.options import ADAMS, WITH_DECAY
+from keyedopt.conformance.suite.support.options import ADAGRADS, ADAMS, WITH_DECAY, WITH_START
 
 any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
@@ -74,7 +75,7 @@ def test_infinite_lr(impl, algorithm):
 
 @pytest.mark.clause("ALGO-055")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if not name.endswith("SGD")])
+@pytest.mark.parametrize("algorithm", WITH_EPS)
 @pytest.mark.parametrize("value", [-1e-8, "nan"])
 def test_eps(impl, algorithm, value):
     """A negative or NaN eps raises ValueError."""
@@ -122,8 +123,13 @@ def test_nesterov(impl, options):
 
 @pytest.mark.clause("ALGO-059")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", ["Adagrad", "RowWiseAdagrad"])
-@pytest.mark.parametrize("option", ["lr_decay", "initial_accumulator_value"])
+@pytest.mark.parametrize(
+    ("option", "algorithm"),
+    [
+        *(("lr_decay", name) for name in ADAGRADS),
+        *(("initial_accumulator_value", name) for name in WITH_START),
+    ],
+)
 @pytest.mark.parametrize("value", [-0.1, "nan"])
 def test_adagrad_options(impl, algorithm, option, value):
     """A negative or NaN lr_decay or initial_accumulator_value raises ValueError."""
@@ -136,7 +142,12 @@ def test_adagrad_options(impl, algorithm, option, value):
     ("algorithm", "option", "value"),
     [
         ("LarsSGD", "eta", -0.1),
-        ("RowWiseAdagrad", "max_norm", -1.0),
+        *(
+            (name, "max_norm", -1.0)
+            for name in ("RowWiseAdagrad", "PartialRowWiseAdam", "PartialRowWiseLAMB")
+        ),
+        *(("Ftrl", name, -0.1) for name in ("l1", "l2", "l2_shrinkage", "beta")),
+        ("Ftrl", "lr_power", 0.5),
         *((name, "decay", "decouple") for name in WITH_DECAY),
         *((name, "rows", "touched") for name in ALGORITHMS),
         ("Adam", "bias_correction", "rowwise"),
@@ -188,7 +199,7 @@ def test_unknown_option(impl, algorithm):
 
 @pytest.mark.clause("ALGO-063")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", WITH_DEFAULTS)
+@pytest.mark.parametrize("algorithm", [*WITH_DEFAULTS, "Ftrl"])
 def test_defaults(impl, algorithm):
     """The defaults in the group are the documented ones, and the signature names the options or takes any."""
     kind = getattr(impl, algorithm)

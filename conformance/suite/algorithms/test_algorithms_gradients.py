@@ -9,6 +9,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     WITH_OTHER,
     decay,
+    WITH_EPS,
     expect_same_way,
     fixed_grads,
     make_algorithm,
@@ -72,7 +73,7 @@ def test_missing(impl, algorithm):
 
 @pytest.mark.clause("ALGO-032")
 @pytest.mark.needs("{algorithm}")
-@every
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "Ftrl"])
 def test_zero(impl, algorithm, dtype):
     """A row whose gradients are all zero keeps its bits from the first step on."""
     weight = parameter(3, 4, dtype=dtype)
@@ -104,7 +105,7 @@ def test_zero_is_finite(impl, dtype):
 
 @pytest.mark.clause("ALGO-033")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("SGD", "LarsSGD")])
+@pytest.mark.parametrize("algorithm", WITH_EPS)
 def test_zero_without_eps(impl, algorithm):
     """With eps = 0 a row with zero gradients keeps its bits, or eps = 0 raises an error."""
     weight = parameter(3, 4)
@@ -118,6 +119,19 @@ def test_zero_without_eps(impl, algorithm):
     optimizer.step()
     expect(weight.detach().isfinite().all(), "finite weights, or a ValueError for eps=0", weight)
     expect_bits(weight.detach()[1], before[1], "the row without gradient")
+
+
+@pytest.mark.clause("ALGO-110")
+@pytest.mark.needs("Ftrl.initial_accumulator_value")
+def test_zero_with_an_empty_accumulator(impl, dtype):
+    """If the accumulator of Ftrl starts at 0, an element without gradients gets a finite weight."""
+    weight = parameter(3, 4, dtype=dtype)
+    optimizer = impl.Ftrl([weight], lr=0.1, initial_accumulator_value=0.0)
+    for seed in range(2):
+        set_grads([weight], seed=seed)
+        weight.grad[1] = 0
+        optimizer.step()
+    expect(weight.detach().isfinite().all(), "finite weights", weight)
 
 
 # --- laws -----------------------------------------------------------------------------------------
@@ -166,7 +180,7 @@ def test_row_of_its_own(impl, algorithm, dtype):
 
 @pytest.mark.clause("ALGO-042")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "SGD"])
+@pytest.mark.parametrize("algorithm", [*WITH_EPS, "LarsSGD"])
 @pytest.mark.parametrize("power", [-12, 12])
 def test_scaled_gradients(impl, algorithm, power):
     """Gradients scaled by a power of two lead to the same weights."""

@@ -26,11 +26,12 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_bits,
     expect_close,
     expect_equal,
+    expect_unchanged,
     snapshot,
 )
 from keyedopt.conformance.suite.support.described import OTHER, documented_state, entries_of, named
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
-from keyedopt.conformance.suite.support.inputs import _numbers, parameter, train
+from keyedopt.conformance.suite.support.inputs import _numbers, parameter, set_grads, train, values
 from keyedopt.conformance.suite.support.options import (
     ADAGRADS,
     ADAMS,
@@ -39,14 +40,17 @@ from keyedopt.conformance.suite.support.options import (
     START,
     TWO,
     WITH_DECAY,
+    WITH_START,
     with_required_options,
     with_zeros,
 )
 
 any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
 
+#: The algorithms that do not divide or multiply their state by the learning rate.
+WITHOUT_RATE = [name for name in ALGORITHMS if name not in ("Ftrl", "LarsSGD")]
 #: The documented names of state.
-STATE = {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"}
+STATE = {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "accumulator", "linear"}
 
 
 def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
@@ -109,7 +113,7 @@ def test_each_option_of_a_group(impl, algorithm, option):
 
 @pytest.mark.clause("ALGO-096")
 @pytest.mark.needs("{algorithm}", "{algorithm}.initial_accumulator_value", "{algorithm}.groups")
-@pytest.mark.parametrize("algorithm", ADAGRADS)
+@pytest.mark.parametrize("algorithm", WITH_START)
 @pytest.mark.parametrize("way", ["constructor", "added"])
 def test_sums_start_where_the_group_says(impl, algorithm, way):
     """The sums start at the group's initial_accumulator_value, whatever its value elsewhere."""
@@ -168,7 +172,7 @@ def test_maximize_with_other_options(impl, algorithm, options):
     ("algorithm", "option", "value"),
     [
         *((name, "decay", kind) for name in WITH_DECAY for kind in ("l2", "decoupled")),
-        ("LarsSGD", "rows", "given"),
+        *((name, "rows", "given") for name in ("Ftrl", "LarsSGD")),
     ],
 )
 def test_maximize_with_each_decay(impl, algorithm, option, value):
@@ -251,7 +255,7 @@ def expect_state_at_rate_of_zero(impl: Any, algorithm: str, grads: Any, **option
 
 @pytest.mark.clause("ALGO-093")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "LarsSGD"])
+@pytest.mark.parametrize("algorithm", WITHOUT_RATE)
 def test_rate_of_zero(impl, algorithm):
     """With a learning rate of 0, weights keep their bits and the state is updated as usual."""
     expect_state_at_rate_of_zero(impl, algorithm, fixed_grads(3))
@@ -259,12 +263,36 @@ def test_rate_of_zero(impl, algorithm):
 
 @pytest.mark.clause("ALGO-093")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "LarsSGD"])
+@pytest.mark.parametrize("algorithm", WITHOUT_RATE)
 def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
     """A learning rate of 0 has the same effect with sparse gradients."""
     plain = {"momentum": 0.0} if algorithm == "SGD" else {}  # torch's momentum moves every row
     grads = [sparse_rows([3, 1, 3, 0], grad, parameter(4, 3)) for grad in fixed_grads(3)]
     expect_state_at_rate_of_zero(impl, algorithm, grads, **plain)
+
+
+@pytest.mark.clause("ALGO-110")
+@pytest.mark.needs("Ftrl")
+@pytest.mark.parametrize("way", ["constructor", "set"])
+def test_rate_of_zero_of_ftrl(impl, way):
+    """A learning rate of 0 leaves Ftrl's weights finite, or raises an error before anything changes."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    set_grads(weights)
+    try:
+        optimizer = impl.Ftrl(weights, lr=0.0 if way == "constructor" else 0.1)
+    except ValueError:
+        return
+    if way == "set":
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = 0.0
+    before = snapshot([values(weights), [entries_of(optimizer, weight, {}) for weight in weights]])
+    try:
+        optimizer.step()
+    except (ValueError, RuntimeError):
+        after = [values(weights), [entries_of(optimizer, weight, {}) for weight in weights]]
+        expect_unchanged(before, after, "weights and state after the error")
+    for weight in weights:
+        expect(weight.detach().isfinite().all(), "finite weights, or an error", weight)
 
 
 def set_count(impl: Any, algorithm: str, saved: Any, count: int) -> bool:

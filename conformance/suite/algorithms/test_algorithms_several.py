@@ -9,6 +9,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     MOMENTUM,
     WITH_OTHER,
+    WITH_EPS,
     expect_same_way,
     make_algorithm,
     need_independent,
@@ -124,7 +125,7 @@ def trained(
     proportional.
     """
     weight = torch.nn.Parameter(start.detach().clone())
-    options: dict[str, Any] = {} if algorithm in ("SGD", "LarsSGD") else {"eps": 1e-3}
+    options: dict[str, Any] = {"eps": 1e-3} if algorithm in WITH_EPS else {}
     optimizer = make_algorithm(impl, algorithm, [weight], **options)
     for step, grad in enumerate(grads):
         weight.grad = grad.to(weight.device, weight.dtype, copy=True)

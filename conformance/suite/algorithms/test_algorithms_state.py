@@ -46,6 +46,7 @@ SHAPES = {
     "LAMB": {"exp_avg": [4, 3], "exp_avg_sq": [4, 3]},
     "PartialRowWiseLAMB": {"exp_avg": [4, 3], "exp_avg_sq": [4]},
     "LarsSGD": {"momentum_buffer": [4, 3]},
+    "Ftrl": {"accumulator": [4, 3], "linear": [4, 3]},
 }
 
 

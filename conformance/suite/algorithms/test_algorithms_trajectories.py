@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.trajectories import (
 
 #: Switches that choose how fast a step is.
 KERNELS = ("fused", "foreach")
-KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
+KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD", "Ftrl")
 
 
 # --- the formulas ---------------------------------------------------------------------------------
@@ -188,6 +188,30 @@ def test_lars_sgd_weight_decay(impl, algorithm, made):
     formula(impl, algorithm, made)
 
 
+@pytest.mark.clause("ALGO-107")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden_trajectories("Ftrl-plain", "Ftrl-lr-power"))
+def test_ftrl(impl, algorithm, made):
+    """Ftrl sums squares and linearized losses, and computes the weight from both sums."""
+    formula(impl, algorithm, made)
+
+
+@pytest.mark.clause("ALGO-108")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden_trajectories("Ftrl-regularized"))
+def test_ftrl_regularized(impl, algorithm, made):
+    """Ftrl sets weights to 0 by l1, shrinks them by l2 and l2_shrinkage, and adds beta to the root."""
+    formula(impl, algorithm, made)
+
+
+@pytest.mark.clause("ALGO-109")
+@pytest.mark.needs("{algorithm}.weight_decay")
+@pytest.mark.parametrize(**golden_trajectories("Ftrl-decay"))
+def test_ftrl_weight_decay(impl, algorithm, made):
+    """Ftrl adds weight_decay times the weight to the gradient, also in the accumulator."""
+    formula(impl, algorithm, made)
+
+
 # --- variants and kinds of gradients --------------------------------------------------------------
 
 
@@ -236,8 +260,8 @@ def test_bias_correction_per_row(impl, algorithm, made):
 
 
 @pytest.mark.clause("ALGO-025")
-@pytest.mark.needs("RowWiseAdagrad.max_norm")
-@pytest.mark.parametrize(**golden_trajectories("RowWiseAdagrad-max-norm"))
+@pytest.mark.needs("{algorithm}.max_norm")
+@pytest.mark.parametrize(**golden_trajectories(*special("max-norm")))
 def test_max_norm(impl, algorithm, made):
     """The argument max_norm limits the norm of every row after the step."""
     formula(impl, algorithm, made)
@@ -286,7 +310,11 @@ def test_precision_of_sparse(impl, algorithm, made, dtype):
 
 @pytest.mark.clause("ALGO-030")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize(**golden_trajectories(*special("betas"), *special("momentum"), *special("lr-decay")))
+@pytest.mark.parametrize(
+    **golden_trajectories(
+        *special("betas"), *special("momentum"), *special("lr-decay"), *special("regularized")
+    )
+)
 def test_precision_of_options(impl, algorithm, made, dtype):
     """Other betas, momentum and lr_decay lose no more precision than the formula in the same dtype."""
     return follow_trajectory(impl, algorithm, made, dtype)

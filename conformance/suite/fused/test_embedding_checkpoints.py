@@ -33,6 +33,7 @@ UNFUSED = {
     "RowWiseAdagrad": {"momentum1": "sum"},
     "LarsSGD": {"momentum1": "momentum_buffer"},
     "SGD": {"momentum1": "momentum_buffer"},
+    "Ftrl": {"momentum1": "accumulator", "linear": "linear"},
 }
 
 
@@ -162,6 +163,7 @@ def test_bad_checkpoint(impl, optimizer, wrong):
         ("LAMB", "plain", {"weight_decay": 0.01}),
         ("PartialRowWiseLAMB", "plain", {}),
         ("LarsSGD", "plain", {"momentum": 0.5}),
+        ("Ftrl", "plain", {}),
     ],
 )
 @pytest.mark.parametrize("way", ["to unfused", "to fused"])

@@ -1,7 +1,7 @@
-"""Tables and states that were replaced by smaller tensors: no memory outside of them is written.
+"""Tables and states that were replaced by smaller tensors, and freed memory: nothing outside is touched.
 
 The smaller tensors are views of larger buffers, so a kernel that writes beyond the end of one writes to
-memory of the case, where it is seen.
+memory of the case, where it is seen. A kernel that reads freed memory may end the process of the case.
 """
 
 from typing import Any
@@ -9,14 +9,24 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect, expect_bits, same_bits
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_raises,
+    expect_unchanged,
+    same_bits,
+    snapshot,
+)
 from keyedopt.conformance.suite.support.buffers import Buffers
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
+    ONE_TABLE,
     collection,
     fit,
     jagged,
+    lookups,
     tables_and_state,
     tables_of,
 )
@@ -24,6 +34,8 @@ from keyedopt.conformance.suite.support.late_errors import drop_pending_error
 
 FEATURES = {"f": BAGS["f"], "g": BAGS["g"]}
 TABLE = (("t", 6, 4, ("f", "g")),)
+#: One feature of one table, which a target may pass to its kernels as it is.
+ONE_FEATURE = {"f": BAGS["f"]}
 
 
 def expect_confined(module: Any, replaced: list[torch.Tensor]) -> None:
@@ -65,3 +77,57 @@ def test_smaller_states(impl: Any, optimizer: str) -> None:
     (entry,) = tables_and_state(module)["state"].values()
     tensors = [value for value in entry.values() if type(value) is torch.Tensor]
     expect_confined(module, [value for value in tensors if value.shape[:1] == (6,)])
+
+
+def free(tensor: torch.Tensor) -> None:
+    """Free the memory of a tensor, as FSDP and offloading do; the tensor keeps its shape.
+
+    Raises:
+        CannotRun: torch cannot free memory of this device, so the case is unsupported.
+    """
+    try:
+        tensor.untyped_storage().resize_(0)
+    except NotImplementedError as error:
+        raise CannotRun(f"torch cannot free memory on {tensor.device.type}") from error
+
+
+@pytest.mark.clause("FUSED-103")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_lookup_in_a_freed_table(impl: Any, kind: str, steps: int) -> None:
+    """A lookup in a table whose memory was freed raises an error, whatever was looked up before."""
+    module = collection(impl, "SGD", tables=ONE_TABLE, kind=kind)
+    fit(module, jagged(ONE_FEATURE), steps=steps)
+    free(tables_of(module)["t"])
+    expect_raises(lambda: lookups(module, jagged(ONE_FEATURE)), Exception, expected="an error of the lookup")
+
+
+@pytest.mark.clause("FUSED-103")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("what", ["row numbers", "offsets"])
+def test_freed_inputs(impl: Any, kind: str, what: str) -> None:
+    """A lookup by row numbers or offsets whose memory was freed raises an error."""
+    module, features = collection(impl, "SGD", tables=ONE_TABLE, kind=kind), jagged(ONE_FEATURE)
+    free(features["f"][what == "offsets"])
+    expect_raises(lambda: lookups(module, features), Exception, expected="an error of the lookup")
+
+
+@pytest.mark.clause("FUSED-103")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("what", ["row numbers", "offsets"])
+def test_inputs_freed_before_the_backward(impl: Any, kind: str, what: str) -> None:
+    """A backward pass after its row numbers or offsets were freed raises an error, or does not need them."""
+    module, other = (collection(impl, "Adagrad", tables=ONE_TABLE, kind=kind) for _ in range(2))
+    features = jagged(ONE_FEATURE)
+    loss, before = lookups(module, features), snapshot(tables_and_state(module))
+    free(features["f"][what == "offsets"])
+    try:
+        loss.backward()
+    except Exception:
+        expect_unchanged(before, tables_and_state(module), "tables and state after the error")
+        return
+    fit(other, jagged(ONE_FEATURE))
+    expect_bits(tables_of(module)["t"].detach(), tables_of(other)["t"].detach(), "the updated table")

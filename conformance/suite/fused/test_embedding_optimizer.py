@@ -39,6 +39,7 @@ KEYS = {
     "LAMB": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
     "PartialRowWiseLAMB": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6]},
     "LarsSGD": {"t.momentum1": [6, 4]},
+    "Ftrl": {"t.momentum1": [6, 4], "t.linear": [6, 4]},
 }
 
 

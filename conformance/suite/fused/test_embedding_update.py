@@ -198,6 +198,8 @@ def test_other_rows(impl, optimizer):
         ("RowWiseAdagrad", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
         ("RowWiseAdagrad", "decay", {"weight_decay": 0.25, "decay": "l2"}),
         ("RowWiseAdagrad", "max_norm", {"max_norm": 0.5}),
+        ("PartialRowWiseAdam", "max_norm", {"max_norm": 0.5}),
+        ("PartialRowWiseLAMB", "max_norm", {"max_norm": 0.5}),
         ("Adam", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
         ("LAMB", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
         ("PartialRowWiseAdam", "bias_correction", {"bias_correction": "per_row"}),
@@ -365,7 +367,22 @@ def test_weight_decay(impl, decay):
 @pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.max_norm")
 def test_max_norm(impl):
     """With max_norm, the norm of every updated row is at most max_norm after the step."""
-    module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, tables=(("t", 6, 36, ("f",)),))
+    expect_limited(impl, "RowWiseAdagrad")
+
+
+@pytest.mark.clause("FUSED-079")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.max_norm")
+@pytest.mark.parametrize("optimizer", ["PartialRowWiseAdam", "PartialRowWiseLAMB"])
+def test_max_norm_of_partial_algorithms(impl, optimizer):
+    """The partial row-wise algorithms limit the norm of updated rows as RowWiseAdagrad does."""
+    expect_limited(impl, optimizer)
+
+
+def expect_limited(impl: Any, optimizer: str) -> None:
+    """Expect max_norm to limit the updated rows, and only these."""
+    module = collection(impl, optimizer, {"max_norm": 0.5}, tables=(("t", 6, 36, ("f",)),))
+    before = tables_of(module)["t"].detach().norm(dim=1)
     train_rows(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0] * 9] * 3)
     norms = tables_of(module)["t"].detach().norm(dim=1)
     expect((norms[:3] <= 0.5 + 1e-6).all(), "updated rows of norm at most 0.5", norms)
+    expect_bits(norms[3:], before[3:], "the norms of other rows")

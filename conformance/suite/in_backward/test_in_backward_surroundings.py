@@ -30,6 +30,7 @@ from keyedopt.conformance.suite.support.inputs import parameter
 #: Optimizers of the implementation.
 OWN_OPTIMIZERS = (
     "SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD",
+    "Ftrl",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.on_ranks
 DENSE = (
     *("SGD", "Adagrad", "Adam", "RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"),
     "LarsSGD",
+    "Ftrl",
 )
 Build = Callable[[dict[str, Any]], Any]
 

@@ -20,7 +20,9 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads
 from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", *ROW_WISE)
+ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl", *ROW_WISE)
+#: Algorithms that divide by a root plus eps.
+WITH_EPS = tuple(name for name in ALGORITHMS if name not in ("SGD", "Ftrl", "LarsSGD"))
 WITH_OTHER = (*ALGORITHMS, OTHER)
 #: The options of `OTHER` that cases use, if its class has them.
 OF_OTHERS = ("lr", "weight_decay", "maximize", "fused", "foreach")
@@ -34,6 +36,7 @@ ROUNDED_APART = {
     "PartialRowWiseAdam": 5.4,
     "LAMB": 6.9,
     "PartialRowWiseLAMB": 11.3,
+    "Ftrl": 6.2,
 }
 #: Options with which an algorithm has state.
 MOMENTUM = {"SGD": {"momentum": 0.9}}

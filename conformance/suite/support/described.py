@@ -8,6 +8,12 @@ from typing import Any
 _ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "maximize": False}
 _ADAGRAD = {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10}
 _LIKE_ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}
+_FTRL = {
+    **dict.fromkeys(("l1", "l2", "l2_shrinkage", "beta", "weight_decay"), 0),
+    "lr": 1e-3,
+    "lr_power": -0.5,
+    "initial_accumulator_value": 0.1,
+}
 #: The documented defaults, on which cases rely.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "SGD": {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
@@ -19,6 +25,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "LAMB": _LIKE_ADAM,
     "PartialRowWiseLAMB": _LIKE_ADAM,
     "LarsSGD": {"momentum": 0.9, "weight_decay": 0, "eta": 1e-3},
+    "Ftrl": _FTRL,
 }
 #: The name of a `torch.optim.Optimizer` whose formula the suite does not know.
 OTHER = "OtherOptimizer"

@@ -29,6 +29,7 @@ FUSED_OPTIMIZERS = (
     "LAMB",
     "PartialRowWiseLAMB",
     "LarsSGD",
+    "Ftrl",
 )
 
 

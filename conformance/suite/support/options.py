@@ -20,6 +20,11 @@ TWO: dict[str, tuple[Any, Any]] = {
     "eta": (1e-3, 0.25),
     "maximize": (False, True),
     "max_norm": (None, 0.5),
+    "lr_power": (-0.5, -0.75),
+    "l1": (0.0, 0.5),
+    "l2": (0.0, 0.5),
+    "l2_shrinkage": (0.0, 0.5),
+    "beta": (0.0, 0.5),
     "decay": ("l2", "decoupled"),
     "rows": ("given", "nonzero"),
     "eps_placement": ("inside_denominator", "before_bias_correction"),
@@ -32,14 +37,17 @@ OTHER_OPTIONS = {
     "RowWiseAdagrad": "eps lr_decay initial_accumulator_value maximize max_norm decay rows",
     "Adam": "betas eps maximize eps_placement bias_correction decay rows",
     "AdamW": "betas eps maximize eps_placement bias_correction rows",
-    "PartialRowWiseAdam": "betas eps maximize bias_correction decay rows",
+    "PartialRowWiseAdam": "betas eps maximize max_norm bias_correction decay rows",
     "LAMB": "betas eps maximize bias_correction decay rows",
-    "PartialRowWiseLAMB": "betas eps maximize bias_correction decay rows",
+    "PartialRowWiseLAMB": "betas eps maximize max_norm bias_correction decay rows",
     "LarsSGD": "momentum eta maximize rows",
+    "Ftrl": "lr_power initial_accumulator_value l1 l2 l2_shrinkage beta maximize rows",
 }
 #: The algorithms with an argument that selects the kind of decay.
 WITH_DECAY = [name for name, options in OTHER_OPTIONS.items() if "decay" in options.split()]
 EACH = [(algorithm, option) for algorithm, options in OTHER_OPTIONS.items() for option in options.split()]
+#: The algorithms with sums that start at an option.
+WITH_START = (*ADAGRADS, "Ftrl")
 #: Where sums start.
 START = "initial_accumulator_value"
 #: What shapes the state when it is made.

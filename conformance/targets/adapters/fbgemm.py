@@ -165,7 +165,8 @@ class EmbeddingBagCollection(nn.Module):
         """Look up and pool."""
         names = [(name, table.embedding_dim) for table in self._tables for name in table.feature_names]
         given = [features[name] for name, _ in names]
-        indices = torch.cat([bags[0] for bags in given])
+        # torch.cat of freed memory ends the process; FBGEMM raises an error.
+        indices = torch.cat([bags[0] for bags in given]) if given[1:] else given[0][0]
         starts = list(itertools.accumulate((len(bags[0]) for bags in given), initial=0))
         offsets = [bags[1][:-1] + start for bags, start in zip(given, starts, strict=False)]
         ends = torch.cat([*offsets, (given[-1][1][-1:] + starts[-2])])

@@ -94,7 +94,9 @@ class NativeBackend(Backend):
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
         """Return why tables or the step are not supported: device, dtype, layout or algorithm."""
         if step.algorithm not in ALGORITHM_NUMBERS:
-            return f"algorithm {step.algorithm!r} is unknown"
+            return f"the kernels do not have {step.algorithm!r}"
+        if step.lr_power != -0.5:
+            return f"the kernels have lr_power=-0.5, not {step.lr_power}"
         return next((why for why in map(refused_table, tables) if why), "")
 
     def kernels(self) -> str:
@@ -218,7 +220,7 @@ class NativeBackend(Backend):
         Raises:
             ValueError: as `update`.
         """
-        if bulk is None or step.algorithm not in ALGORITHM_NUMBERS or step.algorithm in ROW_STATE:
+        if bulk is None or self.refuses((), step) or step.algorithm in ROW_STATE:
             return False
         grads = [grad for _, grad, _ in params]
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]

@@ -19,6 +19,7 @@ ALGORITHM_NUMBERS = {
     "lamb": 5,
     "partial_rowwise_lamb": 6,
     "lars_sgd": 7,
+    "ftrl": 8,
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 DECAY_NUMBERS = {"none": 0, "l2": 1, "decoupled": 2}
@@ -159,5 +160,9 @@ def describe_options(
         *get("betas", (0.9, 0.999)),
         -1.0 if max_norm is None else max_norm,
         count,
+        get("l1", 0.0),
+        get("l2", 0.0),
+        get("l2_shrinkage", 0.0),
+        get("beta", 0.0),
         (seed or 0) & 0xFFFFFFFFFFFFFFFF,
     )

@@ -72,8 +72,10 @@ class TritonBackend(Backend):
         """Return why the step is not supported; empty if it is."""
         if step.algorithm not in ALGORITHMS:
             return f"algorithm {step.algorithm!r} is unknown"
+        if step.algorithm == "ftrl":
+            return f"the kernels do not have {step.algorithm!r}"
         if step.max_norm is not None and step.algorithm != "rowwise_adagrad":
-            return f"max_norm is an option of rowwise_adagrad, not of {step.algorithm}"
+            return f"the kernels have max_norm for rowwise_adagrad, not for {step.algorithm}"
         return next((why for table in tables if (why := _refused(table))), "")
 
     def counts_steps(self, device: torch.device) -> bool:

@@ -20,7 +20,8 @@ enum Algorithm : int {
   kLamb = 5,
   kPartialRowwiseLamb = 6,
   kLars = 7,
-  kAlgorithms = 8
+  kFtrl = 8,
+  kAlgorithms = 9
 };
 enum Decay : int { kNoDecay = 0, kL2 = 1, kDecoupled = 2 };
 
@@ -67,6 +68,7 @@ struct Rule {
   float low1, low2, rest_low2;       // what rounding to float32 cuts off, or all steps would err alike
   double exact_beta1, exact_beta2;
   float max_norm;      // negative: no limit
+  float l1, ridge, shrinkage;  // FTRL: the divisor is sqrt(n) / lr + ridge, the gradient g + shrinkage * w
   float gain, spread;  // direction = gain * m / (spread * sqrt(v) + eps)
   uint64_t seed;
 };

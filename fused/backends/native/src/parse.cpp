@@ -212,15 +212,16 @@ bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vecto
 
 bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
   double lr, rate, eps, sign, weight_decay, momentum, dampening, eta, beta1, beta2, max_norm, count;
+  double l1, l2, l2_shrinkage, beta;
   int nesterov, first, before, stochastic;
   unsigned long long seed;
   if (!PyTuple_Check(item)) {
     PyErr_SetString(PyExc_TypeError, "a rule is a tuple");
     return false;
   }
-  if (!PyArg_ParseTuple(item, "iippppddddddddddddK", &rule->algorithm, &rule->decay, &nesterov, &first,
+  if (!PyArg_ParseTuple(item, "iippppddddddddddddddddK", &rule->algorithm, &rule->decay, &nesterov, &first,
                         &before, &stochastic, &lr, &rate, &eps, &sign, &weight_decay, &momentum, &dampening,
-                        &eta, &beta1, &beta2, &max_norm, &count, &seed))
+                        &eta, &beta1, &beta2, &max_norm, &count, &l1, &l2, &l2_shrinkage, &beta, &seed))
     return false;
   if (rule->algorithm < 0 || rule->algorithm >= kAlgorithms || rule->decay < kNoDecay ||
       rule->decay > kDecoupled) {
@@ -256,6 +257,9 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
   rule->exact_beta1 = beta1;
   rule->exact_beta2 = beta2;
   rule->max_norm = static_cast<float>(max_norm);
+  rule->l1 = static_cast<float>(l1);
+  rule->ridge = static_cast<float>(beta / lr + 2.0 * l2);
+  rule->shrinkage = static_cast<float>(2.0 * l2_shrinkage);
   rule->seed = seed;
   correct(*rule, count, &rule->gain, &rule->spread);
   return true;

@@ -144,6 +144,17 @@ inline float trust(float numerator, float denominator) {
   return numerator == 0.0f || denominator == 0.0f ? 1.0f : numerator / denominator;
 }
 
+// Write a row of `work`, with these squares, scaled down to the largest norm if its norm exceeds it.
+template <class W, bool kWhole>
+inline void write_limited(const Rule& rule, const Weights<W>& weights, const float* work, int64_t dim, vd squares) {
+  const float length = norm(squares);
+  const bool longer = length > rule.max_norm;
+  KEYEDOPT_COLUMNS(dim) {
+    const vf moved = get(work + c, n);
+    weights.write(c, longer ? moved * set1(rule.max_norm / length) : moved, n);
+  }
+}
+
 // Update the row by a factor times its gradient, or by quotients if the factor may overflow and the quotients do not.
 template <class W, bool kWhole>
 inline void rowwise_step(const Rule& rule, const Table& table, int64_t row, const float* grad, float denominator,
@@ -163,13 +174,7 @@ inline void rowwise_step(const Rule& rule, const Table& table, int64_t row, cons
       weights.write(c, moved, n);
     }
   }
-  if (rule.max_norm < 0.0f) return;
-  const float length = norm(moved_squares);
-  const bool longer = length > rule.max_norm;
-  KEYEDOPT_COLUMNS(dim) {
-    const vf moved = get(work + c, n);
-    weights.write(c, longer ? moved * set1(rule.max_norm / length) : moved, n);
-  }
+  if (rule.max_norm >= 0.0f) write_limited<W, kWhole>(rule, weights, work, dim, moved_squares);
 }
 
 // Three passes, so that one vector operation computes the roots and divisions of all rows. Two passes prefetch the next
@@ -250,7 +255,8 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
     *square = v;
     denominator = spread * std::sqrt(v) + rule.eps;
   }
-  vd lengths = zero_d(), steps = zero_d();
+  const bool limited = kPartial && rule.max_norm >= 0.0f;
+  vd lengths = zero_d(), steps = zero_d(), moved_squares = zero_d();
   KEYEDOPT_COLUMNS(dim) {
     const vf w = weights.read(c, n), g = gradient(rule, w, grad, c, n);
     const vf m0 = get(mean + c, n);
@@ -266,7 +272,13 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
     }
     const vf direction = quotient(set1(gain) * m, below);
     if (!kLayered) {
-      weights.write(c, descend(rule, w, direction), n);
+      const vf moved = descend(rule, w, direction);
+      if (limited) {
+        moved_squares = add_squares(moved_squares, moved);
+        put(work + c, moved, n);
+      } else {
+        weights.write(c, moved, n);
+      }
       continue;
     }
     const vf step = rule.decay == kDecoupled ? fma(set1(rule.weight_decay), w, direction) : direction;
@@ -274,9 +286,19 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
     steps = add_squares(steps, step);
     put(work + c, step, n);
   }
-  if (!kLayered) return;
-  const vf rate = set1(rule.lr * trust(norm(lengths), norm(steps)));
-  KEYEDOPT_COLUMNS(dim) { weights.write(c, fnma(rate, get(work + c, n), weights.read(c, n)), n); }
+  if (kLayered) {
+    const vf rate = set1(rule.lr * trust(norm(lengths), norm(steps)));
+    KEYEDOPT_COLUMNS(dim) {
+      const vf moved = fnma(rate, get(work + c, n), weights.read(c, n));
+      if (limited) {
+        moved_squares = add_squares(moved_squares, moved);
+        put(work + c, moved, n);
+      } else {
+        weights.write(c, moved, n);
+      }
+    }
+  }
+  if (limited) write_limited<W, kWhole>(rule, weights, work, dim, moved_squares);
 }
 
 template <class W, bool kWhole>
@@ -296,5 +318,24 @@ void lars(const Rule& rule, const Table& table, int64_t row, const float* grad, 
     const vf b = fma(set1(rule.momentum), get(momentum + c, n), set1(rate) * g);
     put(momentum + c, b, n);
     weights.write(c, w - b, n);
+  }
+}
+
+template <class W, bool kWhole>
+void ftrl(const Rule& rule, const Table& table, int64_t row, const float* grad, float*) {
+  const Weights<W> weights(rule, table, row);
+  float* sum = table.state[0] + row * table.dim;
+  float* linear = table.state[1] + row * table.dim;
+  const vf lr = set1(rule.lr);
+  KEYEDOPT_COLUMNS(table.dim) {
+    const vf w = weights.read(c, n);
+    const vf g = fma(set1(rule.weight_decay), w, get(grad + c, n) * set1(rule.sign));
+    const vf before = get(sum + c, n), s = fma(g, g, before);
+    // The difference of both roots, without cancellation: (s - before) / (root(s) + root(before)).
+    const vf growth = quotient(g * g, (root(s) + root(before)) * lr);
+    const vf z = fnma(growth, w, get(linear + c, n) + fma(set1(rule.shrinkage), w, g));
+    put(sum + c, s, n);
+    put(linear + c, z, n);
+    weights.write(c, quotient(clamp(z, rule.l1) - z, root(s) / lr + set1(rule.ridge)), n);
   }
 }

@@ -204,6 +204,8 @@ template <class W, int kDim>
 constexpr Update kPartialLambRule = each<W, adam<W, (kDim > 0), true, true>>;
 template <class W, int kDim>
 constexpr Update kLarsRule = each<W, lars<W, (kDim > 0)>>;
+template <class W, int kDim>
+constexpr Update kFtrlRule = each<W, ftrl<W, (kDim > 0)>>;
 
 // A rule for every dtype and width.
 #define KEYEDOPT_WIDTHS(rule, W) {rule<W, 0>, rule<W, 16>, rule<W, 64>, rule<W, 128>}
@@ -213,7 +215,8 @@ constexpr Update kLarsRule = each<W, lars<W, (kDim > 0)>>;
 const Kernels kernels = {{KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule),
                           KEYEDOPT_RULE(kRowwiseAdagradRule), KEYEDOPT_RULE(kAdamRule),
                           KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
-                          KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule)},
+                          KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule),
+                          KEYEDOPT_RULE(kFtrlRule)},
                          segment<uint32_t>,
                          segment<uint64_t>,
                          chunk<uint32_t>,

@@ -89,6 +89,12 @@ inline vf fnma(vf x, vf y, vf z) {  // z - x y
 }
 inline vf root(vf x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 
+// x within [-limit, limit]; NaN stays
+inline vf clamp(vf x, float limit) {
+  const __m256 low = _mm256_set1_ps(-limit), high = _mm256_set1_ps(limit);
+  return {_mm256_min_ps(high, _mm256_max_ps(low, x.a)), _mm256_min_ps(high, _mm256_max_ps(low, x.b))};
+}
+
 // x if `keep` is all ones; -0 if `keep` is 0, because -0 + y has the bits of y
 inline vf keep_if(uint32_t keep, vf x) {
   const __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(keep))), none = _mm256_set1_ps(-0.0f);

@@ -47,6 +47,11 @@ inline vf fma(vf a, vf b, vf c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    
 inline vf fnma(vf a, vf b, vf c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a b
 inline vf root(vf a) { return {_mm512_sqrt_ps(a.v)}; }
 
+// a within [-limit, limit]; NaN stays
+inline vf clamp(vf a, float limit) {
+  return {_mm512_min_ps(_mm512_set1_ps(limit), _mm512_max_ps(_mm512_set1_ps(-limit), a.v))};
+}
+
 // a if `keep` is all ones; -0 if `keep` is 0, because -0 + y has the bits of y
 inline vf keep_if(uint32_t keep, vf a) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(-0.0f), static_cast<__mmask16>(keep), a.v)};

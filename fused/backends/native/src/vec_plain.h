@@ -52,6 +52,10 @@ inline vf root(const vf& a) { KEYEDOPT_EACH(std::sqrt(a.x[i])); }
 inline vf quotient(const vf& a, const vf& b) {
   KEYEDOPT_EACH(a.x[i] == 0.0f && b.x[i] == 0.0f ? 0.0f : a.x[i] / b.x[i]);
 }
+// a within [-limit, limit]
+inline vf clamp(const vf& a, float limit) {
+  KEYEDOPT_EACH(a.x[i] < -limit ? -limit : a.x[i] > limit ? limit : a.x[i]);
+}
 // a if `keep` is all ones; -0 if `keep` is 0, because -0 + y has the bits of y
 inline vf keep_if(uint32_t keep, const vf& a) { KEYEDOPT_EACH(keep ? a.x[i] : -0.0f); }
 #undef KEYEDOPT_EACH
