@@ -10,9 +10,11 @@ import os
 import time
 import unittest
 import warnings
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -30,16 +32,18 @@ from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in,
 from keyedopt.conformance.run.protocol import DEVICE_LOST, Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
-from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.run.variation import CLAUSES, SITUATION, as_input, varied
+from keyedopt.conformance.suite.support.assertions import Late, Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device
+from keyedopt.conformance.suite.support.situations import among
 from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
-LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
+LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile", "test_replica_groups")
 
 #: The part of the time limit of a case that its ranks may take.
 OF_RANKS = 2 / 3
@@ -178,6 +182,7 @@ class Engine:
             function, given = getattr(item, "obj", None), _parameters(item)
             inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
             names = inspect.signature(inner).parameters if inner else ()
+            given = {**given, **as_input(item)}
             found[item.stash[HEAD]["case"]] = {
                 "inputs": {name: plain(value) for name, value in given.items()},
                 "drawn": [name for name in names if name not in ("impl", *given)],
@@ -201,11 +206,12 @@ class Engine:
         """Keep the cases that were asked for."""
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
-        for item in items:
+        for item in varied(items, self._is_wanted):
             if not isinstance(item, pytest.Function) or not _is_case(item.module):
                 kept.append(item)
                 continue
-            ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
+            marked = [clause for mark in item.iter_markers("clause") for clause in mark.args]
+            ids = list(item.stash.get(CLAUSES, marked))
             parameters = _parameters(item)
             item.stash[HEAD] = {
                 "case": case_name(item),
@@ -215,7 +221,7 @@ class Engine:
             }
             needed = [name for mark in item.iter_markers("needs") for name in mark.args]
             item.stash[_NEEDS] = [name.format(**parameters) for name in needed]
-            wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
+            wanted = any(self._is_wanted(spec.clauses()[one]) for one in ids if one in spec.clauses())
             (kept if wanted else dropped).append(item)
         items[:] = kept
         names = [item.stash[HEAD]["case"] for item in kept if HEAD in item.stash]
@@ -223,6 +229,9 @@ class Engine:
         items.sort(key=turn)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
+
+    def _is_wanted(self, clause: spec.Clause) -> bool:
+        return clause.area in self.areas and (not self.clauses or clause.id in self.clauses)
 
     # --- running a case -----------------------------------------------------------------------------
 
@@ -306,10 +315,31 @@ class Engine:
         return True
 
     def _call(self, item: Any, values: Mapping[str, Any], error_of: Any = error_of) -> None:
+        """Call a case in its situation; one that fails also without the situation is unsupported in it."""
+        situation, asked = item.stash.get(SITUATION, ""), dict[str, str]()
+        if "backend" in situation.split("+"):
+            asked = self.implementation.on_another_backend(zlib.crc32(item.stash[HEAD]["case"].encode()))
+        with mock.patch.dict(os.environ, asked) if asked else contextlib.nullcontext():
+            error = error_of(lambda: self._call_in(situation, item, values))
+        if error is None:
+            return
+        if situation and isinstance(error, Exception) and not isinstance(error, Late):
+            head = dict(item.stash[HEAD])
+            plainly = error_of(lambda: self._call_in("", item, values))
+            item.stash[HEAD].update(head)
+            if plainly is not None:
+                pytest.skip("the case fails also without its situation")
+        raise error
+
+    def _call_in(
+        self, situation: str, item: Any, values: Mapping[str, Any], error_of: Any = error_of
+    ) -> None:
         """Call a case with fresh seeds, and keep the returned observation."""
         head, function = item.stash[HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
-        self._note_inputs(head, arguments)
+        self._note_inputs(head, {**arguments, **as_input(item)})
+        if situation:
+            arguments["impl"] = among(arguments["impl"], situation)
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         if self._steps is None:
@@ -321,6 +351,8 @@ class Engine:
 
         def run() -> None:
             head["observed"] = plain(function(**arguments))
+            if situation:
+                arguments["impl"].check()
 
         try:
             with undo(), seen or contextlib.nullcontext():
@@ -348,6 +380,8 @@ class Engine:
                 head["device"] = seen.device if seen is not None else None
             ran = self.implementation.ran()
             head["backend"] = ran or None
+            if situation:
+                head["built"] = "+".join(arguments["impl"].built)
             left = self._error_left(seen, undo)
         if why := self.implementation.another_ran(ran):
             pytest.skip(why)

@@ -124,6 +124,7 @@ class Implementation:
         backends: ``module:function`` that returns the names of the backends that ran since its last call.
         backend_variable: the environment variable that asks for one backend. A case in which another one ran
             is unsupported then.
+        other_backends: values of this variable; cases on "another backend" run on one of them.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Implementation:
     compiles: bool = False
     backends: str = ""
     backend_variable: str = ""
+    other_backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the types: a string instead of a tuple of strings would give a wrong verdict."""
@@ -237,6 +239,12 @@ class Implementation:
         """Return why a case or a figure does not count if one backend is asked for, but others ran."""
         asked = os.environ.get(self.backend_variable, "") if self.backend_variable else ""
         return f"asked of the backend {asked}, but {ran} ran" if asked and ran not in ("", asked) else ""
+
+    def on_another_backend(self, number: int) -> dict[str, str]:
+        """Return the variable that asks for one of the other backends; empty if one is asked for, or is all."""
+        if not self.other_backends or os.environ.get(self.backend_variable):
+            return {}
+        return {self.backend_variable: self.other_backends[number % len(self.other_backends)]}
 
     def surface(self) -> "Surface":
         """Import the target, and return an object that has its public names as attributes."""
