@@ -107,7 +107,7 @@ def _print_clause(clause: spec.Clause) -> None:
         print("\nholds also:")
     for dimension in clause.varies:
         print(f"  {dimension:10} {spec.dimensions()[dimension]}")
-    print("\ncases:")
+    print("\ncases:" if not clause.situations else "\ncases: those of the area, in situations")
     for case in cases_by_clause().get(clause.id, ()):
         print(f"  {case.file}::{case.name}")
         print(textwrap.indent(textwrap.fill(case.expectation, 84), "    "))

@@ -321,7 +321,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time for the cases of a mutant")
     given = parser.parse_args()
-    _CHOSEN[0] = folder = Path(importlib.import_module(f"keyedopt.{given.of}").__file__ or "").parent
+    _CHOSEN[0] = folder = (
+        Path(importlib.import_module(f"keyedopt.{given.of}").__file__ or "").resolve().parent
+    )
     chosen = []
     for path in given.paths:
         found = sorted((folder / path).rglob("*.py")) or [folder / path]

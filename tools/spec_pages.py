@@ -29,7 +29,12 @@ def clauses_page() -> str:
     lines += [f"Suite {spec.SUITE_VERSION}: {', '.join(f'{n} {level}' for level, n in total.items())}.", ""]
     lines += ["## Rules", "", "Where the documents are silent, these rules of keyedopt decide.", ""]
     lines += [f"{n}. **{rule.title}.** {rule.text}" for n, rule in sentences.rules().items()] + [""]
-    lines += ["## Dimensions", "", "A clause that varies holds also for what stands", ""]
+    lines += [
+        "## Dimensions",
+        "",
+        "A clause names as *varies* the dimensions in which it must hold, too:",
+        "",
+    ]
     lines += [f"- `{name}`: {text}" for name, text in spec.dimensions().items()] + [""]
     for area in spec.areas().values():
         lines += [
@@ -47,7 +52,7 @@ def clauses_page() -> str:
                 where = f"[{sentence.heading}]({document.address})"
                 lines += [f"*{sentence.id}*: {_escaped(sentence.content)} ({where})"]
             lines += [f"*Rule {n} of keyedopt*: {sentences.rules()[n].title}." for n in clause.rules]
-            lines += [f"*Cases*: {cases}.", ""]
+            lines += [f"*Cases*: {cases or 'those of the area, in situations'}.", ""]
     return "\n".join(lines)
 
 

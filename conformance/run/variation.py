@@ -41,7 +41,11 @@ def situations(clause: spec.Clause) -> list[str]:
     plain = [some("group", "parameter"), some("table", "feature"), *toggles("order", "last", "backend")]
     others = [some("frozen", "dtype+layout") if plain[0] else [], some("copy", "load")]
     others += toggles("nesting")
-    beside = [some("group+tensor-lr", "parameter"), some("table+frozen", "feature"), *toggles("order", "last")]
+    beside = [
+        some("group+tensor-lr", "parameter"),
+        some("table+frozen", "feature"),
+        *toggles("order", "last"),
+    ]
     rows = _rotated(clause.id, plain)
     if varies - spec.STRUCTURE:
         rows += _rotated(clause.id, [*beside, *others])

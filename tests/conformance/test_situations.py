@@ -124,7 +124,7 @@ def test_a_frozen_table_that_is_trained_is_noticed(reference):
     broken = False
     in_situation(case, reference, "table+frozen")
     broken = True
-    with pytest.raises(Mismatch, match="a frozen table"):
+    with pytest.raises(Mismatch, match="a frozen table beside"):
         in_situation(case, reference, "table+frozen")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect, snapshot
+from keyedopt.conformance.suite.support.assertions import expect, expect_bits, snapshot
 from keyedopt.conformance.suite.support.described import CannotRun, Described
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.inputs import MARK, _numbers
@@ -91,6 +91,7 @@ class Situated:
         self._impl, self._dimensions = impl, frozenset(situation.split("+"))
         self._beside: dict[int, tuple[Any, torch.nn.Parameter]] = {}
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._with_groups: list[tuple[Any, torch.nn.Parameter]] = []
         #: The dimensions that were really built.
         self.built: dict[str, None] = {}
 
@@ -107,9 +108,19 @@ class Situated:
         return found
 
     def check(self) -> None:
-        """Expect that nothing has changed what must not change beside the case: frozen tables."""
+        """Expect that nothing has changed what must not change beside the case: frozen tables, other options."""
         for table, before in self._frozen:
-            expect(torch.equal(table.detach(), before), "a frozen table beside the others as it was", "changed")
+            expect_bits(table.detach(), before, "a frozen table beside the others")
+        for made, beside in self._with_groups:
+            for group in made.param_groups:
+                if [id(param) for param in group["params"]] == [id(beside)]:
+                    self._check_options(group)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        decay = group.get("weight_decay", OTHER_OPTIONS["weight_decay"])
+        expect(decay == OTHER_OPTIONS["weight_decay"], "weight_decay of the other group as it was", decay)
+        if self._is("tensor-lr") and "lr" in group:
+            expect(isinstance(group["lr"], torch.Tensor), "a tensor as learning rate", group["lr"])
 
     def _is(self, *dimensions: str) -> bool:
         return not self._dimensions.isdisjoint(dimensions)
@@ -139,7 +150,7 @@ class Situated:
             self._make_unlike(made, beside)
             return made
 
-        made = self._lived(kind(listed, build, *args, **options), listed.values())
+        made = self._lived(kind(listed, build, *args, **options), listed.values(), beside)
         if self._is("nesting"):
             made = self._impl.OptimizerWrapper(made)
             self.built["nesting"] = None
@@ -160,7 +171,8 @@ class Situated:
         beside = self._parameter_beside(first, name)
         made = kind(self._groups(params, beside), *args, **options)
         self._make_unlike(made, beside)
-        return self._lived(made, [param for group in made.param_groups for param in group["params"]])
+        params = [param for group in made.param_groups for param in group["params"]]
+        return self._lived(made, params, beside)
 
     def _parameter_beside(self, own: torch.Tensor, name: str) -> torch.nn.Parameter | None:
         """Return the parameter beside the first one of the case, always the same one; None if it has none."""
@@ -220,7 +232,7 @@ class Situated:
                     group["lr"] = torch.tensor(OTHER_OPTIONS["lr"], device=the_device())
                     self.built["tensor-lr"] = None
 
-    def _lived(self, made: Any, params: Iterable[Any]) -> Any:
+    def _lived(self, made: Any, params: Iterable[Any], beside: Any) -> Any:
         """Return an optimizer as a copy that shares its parameters, or one that reloads after each step."""
         if self._is("copy"):
             made = copy.deepcopy(made, {id(param): param for param in params})
@@ -228,6 +240,8 @@ class Situated:
         if self._is("load"):
             made.register_step_post_hook(_reload)
             self.built["load"] = None
+        if self._is("group") and beside is not None:
+            self._with_groups.append((made, beside))
         return made
 
     # --- embedding modules --------------------------------------------------------------------------
@@ -238,13 +252,21 @@ class Situated:
         if not configs or not self._is("table", "feature"):
             return kind(configs, *args, **options)
         first = configs[0]
-        like = {"data_type": first.data_type, **({"pooling": first.pooling} if hasattr(first, "pooling") else {})}
+        like = {
+            "data_type": first.data_type,
+            **({"pooling": first.pooling} if hasattr(first, "pooling") else {}),
+        }
         config = getattr(self._impl, EMBEDDINGS[name])
         last = self._is("last")
         self.built |= {"last": None} if last else {}
         if self._is("table"):
-            other = config(num_embeddings=3, embedding_dim=first.embedding_dim + 4, name=BESIDE,
-                           feature_names=[BESIDE], **like)
+            other = config(
+                num_embeddings=3,
+                embedding_dim=first.embedding_dim + 4,
+                name=BESIDE,
+                feature_names=[BESIDE],
+                **like,
+            )
             configs = [*configs, other] if last else [other, *configs]
             rows = [0, 2, 2]
             self.built["table"] = None
