@@ -10,11 +10,9 @@ import os
 import time
 import unittest
 import warnings
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import hypothesis
 import pytest
@@ -32,12 +30,12 @@ from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in,
 from keyedopt.conformance.run.protocol import DEVICE_LOST, Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
-from keyedopt.conformance.run.variation import CLAUSES, SITUATION, as_input, varied
-from keyedopt.conformance.suite.support.assertions import Late, Mismatch
+from keyedopt.conformance.run.variation import as_input, clauses_of, in_its_situation, varied
+from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device
-from keyedopt.conformance.suite.support.situations import among
 from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
+from keyedopt.conformance.suite.support.situations import among
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
@@ -182,9 +180,8 @@ class Engine:
             function, given = getattr(item, "obj", None), _parameters(item)
             inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
             names = inspect.signature(inner).parameters if inner else ()
-            given = {**given, **as_input(item)}
             found[item.stash[HEAD]["case"]] = {
-                "inputs": {name: plain(value) for name, value in given.items()},
+                "inputs": {name: plain(value) for name, value in {**given, **as_input(item)}.items()},
                 "drawn": [name for name in names if name not in ("impl", *given)],
             }
         file.write_text(json.dumps(found), encoding="utf-8")
@@ -210,8 +207,7 @@ class Engine:
             if not isinstance(item, pytest.Function) or not _is_case(item.module):
                 kept.append(item)
                 continue
-            marked = [clause for mark in item.iter_markers("clause") for clause in mark.args]
-            ids = list(item.stash.get(CLAUSES, marked))
+            ids = clauses_of(item)
             parameters = _parameters(item)
             item.stash[HEAD] = {
                 "case": case_name(item),
@@ -314,22 +310,9 @@ class Engine:
         self._call(pyfuncitem, pyfuncitem.funcargs)
         return True
 
-    def _call(self, item: Any, values: Mapping[str, Any], error_of: Any = error_of) -> None:
-        """Call a case in its situation; one that fails also without the situation is unsupported in it."""
-        situation, asked = item.stash.get(SITUATION, ""), dict[str, str]()
-        if "backend" in situation.split("+"):
-            asked = self.implementation.on_another_backend(zlib.crc32(item.stash[HEAD]["case"].encode()))
-        with mock.patch.dict(os.environ, asked) if asked else contextlib.nullcontext():
-            error = error_of(lambda: self._call_in(situation, item, values))
-        if error is None:
-            return
-        if situation and isinstance(error, Exception) and not isinstance(error, Late):
-            head = dict(item.stash[HEAD])
-            plainly = error_of(lambda: self._call_in("", item, values))
-            item.stash[HEAD].update(head)
-            if plainly is not None:
-                pytest.skip("the case fails also without its situation")
-        raise error
+    def _call(self, item: Any, values: Mapping[str, Any]) -> None:
+        """Call a case in its situation."""
+        in_its_situation(item, lambda name: self._call_in(name, item, values), self.implementation)
 
     def _call_in(
         self, situation: str, item: Any, values: Mapping[str, Any], error_of: Any = error_of

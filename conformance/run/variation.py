@@ -1,17 +1,23 @@
 """Run the cases of a clause also in situations: the dimensions that the clause names, in few combinations.
 
-`spec.Clause.varies` names the dimensions. Two to four situations have each dimension of a clause at least once. Which
-dimensions meet in a situation differs from clause to clause, so that pairs of dimensions meet in the cases of an
-area. The choice depends only on the specification and on the cases of the clause.
+`spec.Clause.varies` names the dimensions. Up to five situations have each dimension of a clause at least
+once. Which dimensions meet in a situation differs from clause to clause, so that pairs of dimensions meet in
+the cases of an area. The choice depends only on the specification and on the cases of the clause.
 """
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.run.outcomes import HEAD, error_of
+from keyedopt.conformance.suite.support.assertions import Late
+from keyedopt.conformance.targets.implementation import Implementation
 
 #: The situation of a case, such as ``group+last``; the plain case has none.
 SITUATION = pytest.StashKey[str]()
@@ -31,7 +37,7 @@ def situations(clause: spec.Clause) -> list[str]:
     varies = frozenset(clause.varies)
 
     def some(*values: str) -> list[str]:
-        """Return those values whose dimensions the clause names; what it does not name of a pair is left out."""
+        """Return the values, without dimensions that the clause does not name."""
         found = ("+".join(one for one in value.split("+") if one in varies) for value in values)
         return list(dict.fromkeys(filter(None, found)))
 
@@ -49,7 +55,8 @@ def situations(clause: spec.Clause) -> list[str]:
     rows = _rotated(clause.id, plain)
     if varies - spec.STRUCTURE:
         rows += _rotated(clause.id, [*beside, *others])
-    if clause.level != "must" and varies <= {one for row in rows[1:] for one in row.split("+")}:
+    named = {one for row in rows[1:] for one in row.split("+")}
+    if clause.level != "must" and len(plain[0]) + len(plain[1]) > 1 and varies <= named:
         rows = rows[1:]  # fewer cases, for what less depends on
     return list(dict.fromkeys(rows))
 
@@ -95,7 +102,7 @@ def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) 
     for item in items:
         dtype = item.callspec.params.get("dtype") if hasattr(item, "callspec") else None
         if dtype in _DTYPES and not item.get_closest_marker("alone"):
-            for clause in (one for mark in item.iter_markers("clause") for one in mark.args):
+            for clause in clauses_of(item):
                 of_clause.setdefault(clause, {}).setdefault(getattr(item, "obj", None), []).append(item)
     added: dict[pytest.Item, dict[str, dict[str, None]]] = {}
     for name in of_clause.keys() & spec.clauses().keys():
@@ -113,6 +120,12 @@ def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) 
             *(_InSituation.of(item, name, tuple(judged)) for name, judged in added.get(item, {}).items()),
         )
     ]
+
+
+def clauses_of(item: pytest.Item) -> list[str]:
+    """Return the clauses that a case tests: those of its mark, or others in its situation."""
+    marked = [clause for mark in item.iter_markers("clause") for clause in mark.args]
+    return list(item.stash.get(CLAUSES, marked))
 
 
 class _InSituation(pytest.Function):
@@ -143,3 +156,35 @@ class _InSituation(pytest.Function):
 def as_input(item: pytest.Item) -> Mapping[str, str]:
     """Return the situation of a case as one of its inputs, if it has one."""
     return {"situation": item.stash[SITUATION]} if SITUATION in item.stash else {}
+
+
+def in_its_situation(
+    item: pytest.Item,
+    call: Callable[[str], None],
+    implementation: Implementation,
+    error_of: Callable[[Callable[[], None]], BaseException | None] = error_of,
+) -> None:
+    """Call a case in its situation. A case that fails without the situation, too, is unsupported in it.
+
+    Args:
+        item: the case.
+        call: calls the case in a situation; empty is none.
+        implementation: names the other backends, and the variable of the environment that asks for one.
+        error_of: bound before the target could replace it in this module.
+    """
+    situation = item.stash.get(SITUATION, "")
+    others, variable = implementation.other_backends, implementation.backend_variable
+    asked = {}
+    if "backend" in situation.split("+") and others and not os.environ.get(variable):
+        asked = {variable: others[_number(item.name) % len(others)]}
+    with mock.patch.dict(os.environ, asked) if asked else contextlib.nullcontext():
+        error = error_of(lambda: call(situation))
+    if situation and isinstance(error, Exception) and not isinstance(error, Late):
+        head = item.stash[HEAD]
+        kept = head.copy()
+        plainly = error_of(lambda: call(""))
+        head.update(kept)
+        if plainly is not None:
+            pytest.skip("the case fails without its situation, too")
+    if error is not None:
+        raise error

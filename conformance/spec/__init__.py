@@ -12,8 +12,8 @@ from keyedopt.conformance.spec import sentences
 
 FOLDER = Path(__file__).parent
 LEVELS = ("must", "should", "recorded")
-#: The dimensions that documents describe: several groups, parameters, tables and features, in any order. A case
-#: that fails in them fails its own clause. In others it fails the clause of its area that is about situations.
+#: The dimensions that documents describe: several groups, parameters, tables and features, in any order. A
+#: case that fails in them fails its own clause. In others it fails the clause of its area about situations.
 STRUCTURE = frozenset(("group", "parameter", "table", "feature", "order", "last", "backend"))
 
 #: The version of the suite. A clause says since which version it holds.
@@ -27,8 +27,8 @@ class Clause:
     ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is
     set, the clause is not asked of a run on the CPU, which cannot show it. Its cases rely on the clauses in
     ``follows``: a class that fails one of these may fail it for no reason of its own. It must hold in the
-    `dimensions` in ``varies``. If ``situations`` is set, its cases are those of the other clauses of its area, in
-    the dimensions that are not in `STRUCTURE`.
+    `dimensions` in ``varies``. If ``situations`` is set, its cases are those of the other clauses of its
+    area, in the dimensions that are not in `STRUCTURE`.
     """
 
     id: str

@@ -240,12 +240,6 @@ class Implementation:
         asked = os.environ.get(self.backend_variable, "") if self.backend_variable else ""
         return f"asked of the backend {asked}, but {ran} ran" if asked and ran not in ("", asked) else ""
 
-    def on_another_backend(self, number: int) -> dict[str, str]:
-        """Return the variable that asks for one of the other backends; empty if one is asked for, or is all."""
-        if not self.other_backends or os.environ.get(self.backend_variable):
-            return {}
-        return {self.backend_variable: self.other_backends[number % len(self.other_backends)]}
-
     def surface(self) -> "Surface":
         """Import the target, and return an object that has its public names as attributes."""
         for module in self.imports:

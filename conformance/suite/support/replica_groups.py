@@ -18,8 +18,8 @@ from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.rank_processes import LATE, RankProcess, wait_for
 from keyedopt.conformance.suite.support.ranks import limit_of_ranks
 
-#: The parts of the time limit of ranks (20 s by default) that a group may be silent before others go on without
-#: it, be it in an all-reduce or between steps, and that a request may take.
+#: The parts of the time limit of ranks (20 s by default) that a group may be silent before others go on
+#: without it, be it in an all-reduce or between steps, and that a request may take.
 PATIENCE_OF_GROUPS, LONGEST_REQUEST = 0.1, 1.25
 #: Where all groups begin.
 FIRST_WEIGHTS = [1.0, -2.0, 3.0]

@@ -1,9 +1,8 @@
 """Situations: what a case makes stands beside others, is copied, reloaded, reordered or wrapped.
 
-A clause names the dimensions in which it must hold (``varies``; ``spec/dimensions.toml`` describes them). In a
+A clause names the dimensions in which it must hold: ``varies``, described in ``spec/dimensions.toml``. In a
 situation the public names of ``impl`` make the same optimizer or embedding module among others that the case
-does not see, so that the case itself becomes the second of everything. The case is unchanged, and so is what it
-expects.
+does not see, so that its own becomes the second of everything. The case and what it expects are unchanged.
 """
 
 import copy
@@ -31,7 +30,7 @@ EMBEDDINGS = {"EmbeddingBagCollection": "EmbeddingBagConfig", "EmbeddingCollecti
 #: Functions that receive classes of optimizers.
 TAKING_CLASSES = ("apply_optimizer_in_backward",)
 #: Options of the other group, if it has them. No case uses these values.
-OTHER_OPTIONS = {"lr": 0.34375, "weight_decay": 0.21875}
+OPTIONS_BESIDE = {"lr": 0.34375, "weight_decay": 0.21875}
 #: The name of the other table and of the other feature.
 BESIDE = "beside"
 
@@ -73,7 +72,7 @@ class _Pulled(torch.autograd.Function):
         return own.view_as(own)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         """Pass on the gradient of the first output; each of the others has the gradient 1."""
         return grad, *map(torch.ones_like, ctx.others)
 
@@ -108,7 +107,7 @@ class Situated:
         return found
 
     def check(self) -> None:
-        """Expect that nothing has changed what must not change beside the case: frozen tables, other options."""
+        """Expect what is beside the case as it must be: frozen tables, options of the other group."""
         for table, before in self._frozen:
             expect_bits(table.detach(), before, "a frozen table beside the others")
         for made, beside in self._with_groups:
@@ -117,8 +116,8 @@ class Situated:
                     self._check_options(group)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        decay = group.get("weight_decay", OTHER_OPTIONS["weight_decay"])
-        expect(decay == OTHER_OPTIONS["weight_decay"], "weight_decay of the other group as it was", decay)
+        decay = group.get("weight_decay", OPTIONS_BESIDE["weight_decay"])
+        expect(decay == OPTIONS_BESIDE["weight_decay"], "weight_decay of the other group as it was", decay)
         if self._is("tensor-lr") and "lr" in group:
             expect(isinstance(group["lr"], torch.Tensor), "a tensor as learning rate", group["lr"])
 
@@ -165,7 +164,7 @@ class Situated:
         first = first if isinstance(first, torch.Tensor) else next(iter(first), None)
         if not isinstance(first, torch.Tensor):
             return kind(params, *args, **options)
-        for dimension, claim in (("group", "groups"), ("tensor-lr", "tensor_rate")):
+        for dimension, claim in (("group", "groups"), ("tensor-lr", "tensor_rate"), ("layout", "sparse")):
             if self._is(dimension) and self._impl.lacks(f"{name}.{claim}"):
                 raise CannotRun(f"{name} does not take it", name=f"{name}.{claim}")
         beside = self._parameter_beside(first, name)
@@ -186,10 +185,11 @@ class Situated:
         shape = (3, 2) if own.dim() == 2 else (2,)
         dtype = own.dtype
         if self._is("dtype"):
-            others = (one for one in ("float64", "float32") if one in self._impl.dtypes)
-            dtype = next((one for one in map(_dtype, others) if one != dtype), None)
-            if dtype is None:
+            claimed = [getattr(torch, one) for one in ("float64", "float32") if one in self._impl.dtypes]
+            others = [one for one in claimed if one != dtype]
+            if not others:
                 raise CannotRun("it has one dtype", name="dtype")
+            dtype = others[0]
             self.built["dtype"] = None
         made = torch.nn.Parameter(_numbers(shape, 77).to(the_device(), dtype))
         setattr(made, MARK, True)
@@ -198,7 +198,9 @@ class Situated:
             self.built["frozen"] = None
         elif self._is("layout") or name == "SparseAdam":
             zero = torch.zeros((1, *shape[1:]), dtype=dtype)
-            made.grad = torch.sparse_coo_tensor([[1]], zero, shape, check_invariants=True).to(the_device())
+            made.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), zero, shape, check_invariants=True).to(
+                the_device()
+            )
             self.built |= {"layout": None} if self._is("layout") else {}
         else:
             made.grad = torch.zeros_like(made, requires_grad=False)
@@ -227,9 +229,9 @@ class Situated:
         """Give the group of the other parameter other options."""
         for group in made.param_groups:
             if [id(param) for param in group["params"]] == [id(beside)] and len(made.param_groups) > 1:
-                group.update({name: value for name, value in OTHER_OPTIONS.items() if name in group})
+                group.update({name: value for name, value in OPTIONS_BESIDE.items() if name in group})
                 if self._is("tensor-lr") and "lr" in group:
-                    group["lr"] = torch.tensor(OTHER_OPTIONS["lr"], device=the_device())
+                    group["lr"] = torch.tensor(OPTIONS_BESIDE["lr"], device=the_device())
                     self.built["tensor-lr"] = None
 
     def _lived(self, made: Any, params: Iterable[Any], beside: Any) -> Any:
@@ -304,17 +306,13 @@ def _is_sparse(factory: Any) -> bool:
     return getattr(factory, "func", factory) is torch.optim.SparseAdam
 
 
-def _dtype(name: str) -> Any:
-    return getattr(torch, name)
-
-
 def _reload(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Load what the optimizer saves."""
     optimizer.load_state_dict(snapshot(optimizer.state_dict()))
 
 
 def _with_feature(rows: Sequence[int], module: Any, args: Any, options: Any) -> Any:
-    """Add the other feature to the input of an embedding module: these rows in the first bag, no other row."""
+    """Add the other feature to the input of an embedding module: these rows in the first bag."""
     if not args or not isinstance(args[0], dict) or not args[0]:
         return None
     values, offsets, *weights = next(iter(args[0].values()))
