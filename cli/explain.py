@@ -73,7 +73,8 @@ def _data(clause: spec.Clause) -> dict[str, Any]:
         {"name": one.path.stem, "summary": one.summary} for one in findings() if clause.id in one.clauses
     ]
     more = {"since": clause.since, "sources": clause.grounds, "why": clause.rationale, "cases": cases}
-    return {**machine.clause(clause), **more, "matrix": list(clause.covers), "findings": known}
+    more |= {"matrix": list(clause.covers), "varies": list(clause.varies), "findings": known}
+    return {**machine.clause(clause), **more}
 
 
 def _print_area(area: spec.Area) -> None:
@@ -102,7 +103,11 @@ def _print_clause(clause: spec.Clause) -> None:
         print("\nwhy:")
         print(textwrap.indent(textwrap.fill(clause.rationale, 86), "  "))
     print(f"\nmatrix: {', '.join(clause.covers)}")
-    print("\ncases:")
+    if clause.varies:
+        print("\nholds also:")
+    for dimension in clause.varies:
+        print(f"  {dimension:10} {spec.dimensions()[dimension]}")
+    print("\ncases:" if not clause.situations else "\ncases: those of the area, in situations")
     for case in cases_by_clause().get(clause.id, ()):
         print(f"  {case.file}::{case.name}")
         print(textwrap.indent(textwrap.fill(case.expectation, 84), "    "))

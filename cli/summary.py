@@ -289,8 +289,9 @@ def situation_of(case: Case) -> str:
         found[0] += f"({', '.join(f'{name}={value}' for name, value in options.items())})"
     if trajectory.get("kind") == "sparse":
         found.append("sparse")
+    situation = str(given.pop("situation", ""))
     found += [f"{name} {value}" for name, value in given.items() if len(str(value)) <= 30]
-    return ", ".join(filter(None, [*found, case.dtype]))
+    return ", ".join(filter(None, [*found, case.dtype, situation and f"in the situation {situation}"]))
 
 
 def _compared(expected: str, seen: str) -> str:

@@ -89,6 +89,7 @@ def _clauses():
             lines += [f"({clause.id.lower()})=", f"## {clause.id}", ""]
             lines += [f"**{clause.level}**, since suite {clause.since}. {_plain(clause.statement)}", ""]
             lines += [f"Why: {_plain(clause.rationale)}", ""] if clause.rationale else []
+            lines += [f"Varies: {', '.join(clause.varies)}.", ""] if clause.varies else []
             for document, sentence in sentences.by_clause().get(clause.id, ()):
                 lines += [f"> {_plain(sentence.content)}", ">", f"> [{sentence.id}]({document.address})", ""]
             for case in cases_by_clause().get(clause.id, ()):

@@ -1,7 +1,9 @@
-"""Mutate the Python of `fused/` with the operators of cosmic-ray; print which mutants the suite accepts.
+"""Mutate the Python of `fused/` or `reference/`; print which mutants the suite accepts.
 
 Run ``python -m keyedopt.tools.mutate [FOLDER_OR_FILE]... [--sample N] [--seed S]`` after ``pip
-install -e .[mutate]``; paths are relative to `fused/`. `KEYEDOPT_BACKEND` chooses the backend.
+install -e .[mutate]``; paths are relative to the folder that ``--of`` names. `KEYEDOPT_BACKEND` chooses the
+backend. The operators are those of cosmic-ray and two more, which run a loop for its first or for its last
+element only: ``--operators second`` has only these.
 
 One process collects the cases and forks for everything else. The first fork runs all cases under coverage, to
 know which cases reach which line and how long each takes. Each mutant is grafted in a fork of its own, which
@@ -31,7 +33,6 @@ from typing import Any
 
 import pytest
 
-import keyedopt.fused
 from keyedopt.conformance.mutants import planting
 from keyedopt.conformance.mutants.rejection import LIMIT
 from keyedopt.conformance.results.verdict import FAILING
@@ -40,7 +41,12 @@ from keyedopt.conformance.run.protocol import Reader, Writer, file_messages
 from keyedopt.conformance.run.runner import Options, pytest_arguments
 from keyedopt.conformance.suite.support.ranks import end_kept_ranks, inspect_ranks
 
-FUSED = Path(keyedopt.fused.__file__).parent
+#: The folders whose Python is mutated, beside that of this file.
+FOLDERS = ("fused", "reference")
+#: The folder whose Python is mutated.
+_CHOSEN = [Path(__file__).parents[1] / FOLDERS[0]]
+#: Operators of ours: what a loop runs for instead of all elements.
+SECOND = {"second/FirstOnly": ":1", "second/LastOnly": "-1:"}
 #: Operators of cosmic-ray that need arguments, or change no body of a function.
 LEFT_OUT = ("core/RemoveDecorator", "core/VariableReplacer", "core/VariableInserter")
 #: The status of a process whose seconds are used up.
@@ -61,6 +67,8 @@ class Mutation:
     @property
     def text(self) -> str:
         """The changed text of the file."""
+        if self.operator in SECOND:
+            return _shortened(_text(self.file), self.position, SECOND[self.operator])
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
@@ -81,7 +89,7 @@ class Mutation:
 
 @functools.cache
 def _text(file: str) -> str:
-    return (FUSED / file).read_text(encoding="utf-8")
+    return (_CHOSEN[0] / file).read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -94,8 +102,29 @@ def _statements(file: str) -> list[range]:
     return sorted(found, key=len)
 
 
-def mutations(file: str) -> Iterator[Mutation]:
-    """Yield every mutant of a file."""
+def _loops(file: str) -> list[Position]:
+    """Return where the elements of each loop and comprehension are written."""
+    loops = (ast.For, ast.comprehension)
+    found = (node.iter for node in ast.walk(ast.parse(_text(file))) if isinstance(node, loops))
+    return [((one.lineno, one.col_offset), (one.end_lineno or 0, one.end_col_offset or 0)) for one in found]
+
+
+def _shortened(text: str, position: Position, part: str) -> str:
+    """Return a text in which a loop runs for a part of its elements."""
+    lines = text.encode().splitlines(keepends=True)
+    start, end = (sum(map(len, lines[: line - 1])) + column for line, column in position)
+    code = text.encode()
+    return b"".join(
+        [code[:start], b"[*(", code[start:end], b")][" + part.encode() + b"]", code[end:]]
+    ).decode()
+
+
+def mutations(file: str, operators: str = "all") -> Iterator[Mutation]:
+    """Yield every mutant of a file, or only those of the operators ``second``."""
+    for name in SECOND:
+        yield from (Mutation(file, name, number, place) for number, place in enumerate(_loops(file)))
+    if operators == "second":
+        return
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -107,11 +136,13 @@ def mutations(file: str) -> Iterator[Mutation]:
             yield Mutation(file, name, occurrence, place)
 
 
-def sampled(files: Sequence[str], number: int, seed: int) -> list[tuple[Mutation, "Graft"]]:
+def sampled(
+    files: Sequence[str], number: int, seed: int, operators: str = "all"
+) -> list[tuple[Mutation, "Graft"]]:
     """Return mutants that can be grafted, one of each place, drawn at random."""
     draw = random.Random(seed)
     places: dict[tuple[str, Position], list[Mutation]] = {}
-    for mutation in (mutation for file in files for mutation in mutations(file)):
+    for mutation in (mutation for file in files for mutation in mutations(file, operators)):
         places.setdefault((mutation.file, mutation.position), []).append(mutation)
     found: list[tuple[Mutation, Graft]] = []
     for place in draw.sample(sorted(places), len(places)):
@@ -127,7 +158,8 @@ Graft = Callable[[], None]
 
 def grafted(mutation: Mutation) -> Graft | None:
     """Return a function that plants a mutant in this process; None if no body of a function changes."""
-    name = ".".join(("keyedopt.fused", *Path(mutation.file).with_suffix("").parts)).removesuffix(".__init__")
+    package = f"keyedopt.{_CHOSEN[0].name}"
+    name = ".".join((package, *Path(mutation.file).with_suffix("").parts)).removesuffix(".__init__")
     try:
         codes = [compile(text, mutation.file, "exec") for text in (_text(mutation.file), mutation.text)]
     except SyntaxError:
@@ -181,7 +213,7 @@ class _Contexts(Writer):
         """Write which cases have reached each line in this process, into the folder of the process."""
         data = self.coverage.get_data()
         lines = {
-            f"{Path(file).relative_to(FUSED)}:{line}": cases
+            f"{Path(file).relative_to(_CHOSEN[0])}:{line}": cases
             for file in data.measured_files()
             for line, cases in data.contexts_by_lineno(file).items()
         }
@@ -262,7 +294,7 @@ class _Forks:
         from coverage import Coverage
 
         writer = _Contexts(folder, LIMIT)
-        writer.coverage = Coverage(data_file=None, include=[f"{FUSED}/*"])
+        writer.coverage = Coverage(data_file=None, include=[f"{_CHOSEN[0]}/*"])
         writer.coverage.start()
         inspect_ranks(writer.write_lines)
         engine.turn_to(engine.implementation, writer, session, (), engine.dtypes)
@@ -282,25 +314,30 @@ class _Forks:
 def main() -> None:
     """Run the suite on mutants, and print each and the counts by folder."""
     parser = argparse.ArgumentParser(prog="python -m keyedopt.tools.mutate")
-    parser.add_argument("paths", nargs="*", default=["."], help="folders or files in fused/; default: all")
+    parser.add_argument("paths", nargs="*", default=["."], help="folders or files; default: all")
+    parser.add_argument("--of", choices=FOLDERS, default=FOLDERS[0], help="the folder that is mutated")
+    parser.add_argument("--operators", choices=("all", "second"), default="all")
     parser.add_argument("--sample", type=int, default=10**6, help="how many mutants of each path")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time for the cases of a mutant")
     given = parser.parse_args()
+    _CHOSEN[0] = folder = (
+        Path(importlib.import_module(f"keyedopt.{given.of}").__file__ or "").resolve().parent
+    )
     chosen = []
     for path in given.paths:
-        found = sorted((FUSED / path).rglob("*.py")) or [FUSED / path]
-        files = [file.relative_to(FUSED).as_posix() for file in found]
-        chosen += sampled([file for file in files if "triton" not in file], given.sample, given.seed)
+        found = sorted((folder / path).rglob("*.py")) or [folder / path]
+        files = [name for file in found if "triton" not in (name := file.relative_to(folder).as_posix())]
+        chosen += sampled(files, given.sample, given.seed, given.operators)
     random.Random(given.seed).shuffle(chosen)  # so that a run which is stopped has seen every folder
     print(f"{len(chosen)} mutants", flush=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     importlib.import_module("torch._dynamo")  # the first optimizer of a process imports it
     with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
         forks = _Forks(chosen, given.seconds, Path(scratch))
-        pytest.main([*pytest_arguments("fused", Options(), Path(scratch)), "-qq"], [forks])
-    for folder, counts in sorted(forks.counts.items()):
-        print(f"{folder}: {', '.join(f'{outcome} {count}' for outcome, count in counts.most_common())}")
+        pytest.main([*pytest_arguments(given.of, Options(), Path(scratch)), "-qq"], [forks])
+    for name, counts in sorted(forks.counts.items()):
+        print(f"{name}: {', '.join(f'{outcome} {count}' for outcome, count in counts.most_common())}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,13 @@ def clauses_page() -> str:
     lines += [f"Suite {spec.SUITE_VERSION}: {', '.join(f'{n} {level}' for level, n in total.items())}.", ""]
     lines += ["## Rules", "", "Where the documents are silent, these rules of keyedopt decide.", ""]
     lines += [f"{n}. **{rule.title}.** {rule.text}" for n, rule in sentences.rules().items()] + [""]
+    lines += [
+        "## Dimensions",
+        "",
+        "A clause names as *varies* the dimensions in which it must hold, too:",
+        "",
+    ]
+    lines += [f"- `{name}`: {text}" for name, text in spec.dimensions().items()] + [""]
     for area in spec.areas().values():
         lines += [
             f"## {area.name}: {area.title}",
@@ -40,11 +47,12 @@ def clauses_page() -> str:
             cases = ", ".join(f"`{case.file}::{case.name}`" for case in cases_by_clause().get(clause.id, ()))
             lines += [f"**{clause.id}** ({clause.level}, since {clause.since}). {_escaped(clause.statement)}"]
             lines += [f"*Why*: {_escaped(clause.rationale)}"] if clause.rationale else []
+            lines += [f"*Varies*: {', '.join(clause.varies)}."] if clause.varies else []
             for document, sentence in sentences.by_clause().get(clause.id, ()):
                 where = f"[{sentence.heading}]({document.address})"
                 lines += [f"*{sentence.id}*: {_escaped(sentence.content)} ({where})"]
             lines += [f"*Rule {n} of keyedopt*: {sentences.rules()[n].title}." for n in clause.rules]
-            lines += [f"*Cases*: {cases}.", ""]
+            lines += [f"*Cases*: {cases or 'those of the area, in situations'}.", ""]
     return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.engine import case_name, turn
+from keyedopt.conformance.run.outcomes import HEAD
 from keyedopt.conformance.run.protocol import Writer
 from keyedopt.conformance.run.runner import Options, pytest_arguments
 from keyedopt.conformance.suite.support.scratch import scratch_folder
@@ -142,7 +143,7 @@ def _by_clause(items: Sequence[pytest.Item]) -> dict[str, list[pytest.Item]]:
     """Return the cases of each clause."""
     found: dict[str, list[pytest.Item]] = {}
     for item in items:
-        for clause in (clause for mark in item.iter_markers("clause") for clause in mark.args):
+        for clause in item.stash[HEAD]["clauses"]:
             found.setdefault(clause, []).append(item)
     return found
 

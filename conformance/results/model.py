@@ -43,6 +43,7 @@ class Case:
         known: for an expected failure, its reason and link.
         cause: for a failure that follows from an error of each first step, the class and that error.
         runs: how often the case was run: twice, the second time alone, if it reached the time limit.
+        built: the dimensions of its situation that were really built, with ``+`` between them.
     """
 
     case: str
@@ -60,6 +61,7 @@ class Case:
     known: dict[str, str] = field(default_factory=dict)
     cause: dict[str, str] = field(default_factory=dict)
     runs: int = 1
+    built: str = ""
 
 
 @dataclass(frozen=True)

@@ -68,5 +68,10 @@ def modules(areas: Collection[str] = (), clauses: Collection[str] = ()) -> list[
     """Return the modules of the suite with cases of these clauses and areas; none are all."""
     known = spec.clauses()
     ids = {i for i in known if (not clauses or i in clauses) and (not areas or known[i].area in areas)}
-    files = dict.fromkeys(f"{case.area}.{case.file}" for case in cases() if ids & set(case.clauses))
+    wide = {known[i].area for i in ids if known[i].situations}
+    files = dict.fromkeys(
+        f"{case.area}.{case.file}"
+        for case in cases()
+        if ids & {*case.clauses} or any(i in known and known[i].area in wide for i in case.clauses)
+    )
     return [f"keyedopt.conformance.suite.{file}" for file in files]

@@ -30,16 +30,18 @@ from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in,
 from keyedopt.conformance.run.protocol import DEVICE_LOST, Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
+from keyedopt.conformance.run.variation import as_input, clauses_of, in_its_situation, varied
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
+from keyedopt.conformance.suite.support.situations import among
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
-LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
+LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile", "test_replica_groups")
 
 #: The part of the time limit of a case that its ranks may take.
 OF_RANKS = 2 / 3
@@ -179,7 +181,7 @@ class Engine:
             inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
             names = inspect.signature(inner).parameters if inner else ()
             found[item.stash[HEAD]["case"]] = {
-                "inputs": {name: plain(value) for name, value in given.items()},
+                "inputs": {name: plain(value) for name, value in {**given, **as_input(item)}.items()},
                 "drawn": [name for name in names if name not in ("impl", *given)],
             }
         file.write_text(json.dumps(found), encoding="utf-8")
@@ -201,11 +203,11 @@ class Engine:
         """Keep the cases that were asked for."""
         kept: list[pytest.Item] = []
         dropped: list[pytest.Item] = []
-        for item in items:
+        for item in varied(items, self._is_wanted):
             if not isinstance(item, pytest.Function) or not _is_case(item.module):
                 kept.append(item)
                 continue
-            ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
+            ids = clauses_of(item)
             parameters = _parameters(item)
             item.stash[HEAD] = {
                 "case": case_name(item),
@@ -215,7 +217,7 @@ class Engine:
             }
             needed = [name for mark in item.iter_markers("needs") for name in mark.args]
             item.stash[_NEEDS] = [name.format(**parameters) for name in needed]
-            wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
+            wanted = any(self._is_wanted(spec.clauses()[one]) for one in ids if one in spec.clauses())
             (kept if wanted else dropped).append(item)
         items[:] = kept
         names = [item.stash[HEAD]["case"] for item in kept if HEAD in item.stash]
@@ -223,6 +225,9 @@ class Engine:
         items.sort(key=turn)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
+
+    def _is_wanted(self, clause: spec.Clause) -> bool:
+        return clause.area in self.areas and (not self.clauses or clause.id in self.clauses)
 
     # --- running a case -----------------------------------------------------------------------------
 
@@ -305,11 +310,19 @@ class Engine:
         self._call(pyfuncitem, pyfuncitem.funcargs)
         return True
 
-    def _call(self, item: Any, values: Mapping[str, Any], error_of: Any = error_of) -> None:
+    def _call(self, item: Any, values: Mapping[str, Any]) -> None:
+        """Call a case in its situation."""
+        in_its_situation(item, lambda name: self._call_in(name, item, values), self.implementation)
+
+    def _call_in(
+        self, situation: str, item: Any, values: Mapping[str, Any], error_of: Any = error_of
+    ) -> None:
         """Call a case with fresh seeds, and keep the returned observation."""
         head, function = item.stash[HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
-        self._note_inputs(head, arguments)
+        self._note_inputs(head, {**arguments, **as_input(item)})
+        if situation:
+            arguments["impl"] = among(arguments["impl"], situation)
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         if self._steps is None:
@@ -321,6 +334,8 @@ class Engine:
 
         def run() -> None:
             head["observed"] = plain(function(**arguments))
+            if situation:
+                arguments["impl"].check()
 
         try:
             with undo(), seen or contextlib.nullcontext():
@@ -348,6 +363,8 @@ class Engine:
                 head["device"] = seen.device if seen is not None else None
             ran = self.implementation.ran()
             head["backend"] = ran or None
+            if situation:
+                head["built"] = "+".join(arguments["impl"].built)
             left = self._error_left(seen, undo)
         if why := self.implementation.another_ran(ran):
             pytest.skip(why)

@@ -271,6 +271,9 @@ def script(
     device = str(run.environment["device"])  # that of the case is where operators ran
     elsewhere = device != "cpu"
     wanted = [(path, found.name)]
+    situation = str(inputs.get("situation", ""))
+    if situation:
+        wanted.append((SUITE / "support" / "situations.py", "in_situation"))
     if adapter:
         wanted.append((SUITE / "support" / "described.py", "described"))
     if elsewhere:
@@ -286,6 +289,9 @@ def script(
     parts = [node for node in parts if node is not function]
     inputs = _in_variant(inputs, adapter, about.get("dtypes", DTYPES))
     call = f"{found.name}(Implementation(){_inputs(case.case, function, inputs)})"
+    if situation:
+        asked = call.replace("Implementation()", "impl", 1)
+        call = f"in_situation(lambda impl: {asked}, Implementation(), {situation!r})"
     if found.on_each_rank:
         call = f"on_ranks(lambda: {call})[0]"
     used = _imports([*parts, function])
@@ -294,6 +300,9 @@ def script(
     statement = "\n".join(
         f"{clause} ({spec.clauses()[clause].level}): {spec.clauses()[clause].statement}"
         for clause in found.clauses
+    )
+    statement += "".join(
+        f"\n{name}: {spec.dimensions()[name]}" for name in situation.split("+") if name in spec.dimensions()
     )
     limit = max(limit, float(run.options.get("limit") or 30))
     guarded = case.outcome == "error"

@@ -12,6 +12,9 @@ from keyedopt.conformance.spec import sentences
 
 FOLDER = Path(__file__).parent
 LEVELS = ("must", "should", "recorded")
+#: The dimensions that documents describe: several groups, parameters, tables and features, in any order. A
+#: case that fails in them fails its own clause. In others it fails the clause of its area about situations.
+STRUCTURE = frozenset(("group", "parameter", "table", "feature", "order", "last", "backend"))
 
 #: The version of the suite. A clause says since which version it holds.
 SUITE_VERSION = "0.1"
@@ -23,7 +26,9 @@ class Clause:
 
     ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is
     set, the clause is not asked of a run on the CPU, which cannot show it. Its cases rely on the clauses in
-    ``follows``: a class that fails one of these may fail it for no reason of its own.
+    ``follows``: a class that fails one of these may fail it for no reason of its own. It must hold in the
+    `dimensions` in ``varies``. If ``situations`` is set, its cases are those of the other clauses of its
+    area, in the dimensions that are not in `STRUCTURE`.
     """
 
     id: str
@@ -36,6 +41,8 @@ class Clause:
     rationale: str = ""
     accelerator: bool = False
     follows: tuple[str, ...] = ()
+    varies: tuple[str, ...] = ()
+    situations: bool = False
 
     @property
     def grounds(self) -> list[str]:
@@ -91,6 +98,12 @@ def situations() -> Mapping[str, str]:
 
 
 @functools.cache
+def dimensions() -> Mapping[str, str]:
+    """Return the dimensions in which clauses vary, each in words."""
+    return _table("dimensions")
+
+
+@functools.cache
 def areas() -> Mapping[str, Area]:
     """Return every area by name, in the order of ``areas.toml``."""
     found = {}
@@ -111,6 +124,12 @@ def areas() -> Mapping[str, Area]:
 def clauses() -> Mapping[str, Clause]:
     """Return every clause by id."""
     return {clause.id: clause for area in areas().values() for clause in area.clauses}
+
+
+@functools.cache
+def clause_of_situations(area: str) -> str:
+    """Return the id of the clause of an area that is about situations; empty if there is none."""
+    return next((clause.id for clause in areas()[area].clauses if clause.situations), "")
 
 
 def version_key(version: str) -> tuple[int, ...]:

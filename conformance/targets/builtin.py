@@ -36,6 +36,7 @@ fused = replace(
     root="keyedopt.fused",
     backends="keyedopt.fused.backends:ran",
     backend_variable="KEYEDOPT_BACKEND",
+    other_backends=("torch", "fbgemm"),
 )
 
 #: torchrec.optim as published.

@@ -125,6 +125,7 @@ class Implementation:
         backends: ``module:function`` that returns the names of the backends that ran since its last call.
         backend_variable: the environment variable that asks for one backend. A case in which another one ran
             is unsupported then.
+        other_backends: values of this variable; cases on "another backend" run on one of them.
     """
 
     name: str
@@ -148,6 +149,7 @@ class Implementation:
     compiles: bool = False
     backends: str = ""
     backend_variable: str = ""
+    other_backends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the types: a string instead of a tuple of strings would give a wrong verdict."""

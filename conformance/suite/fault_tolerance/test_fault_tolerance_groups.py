@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_equal
-from keyedopt.conformance.suite.support.replica_groups import FIRST_WEIGHTS, Groups, contents_of, need_torchft
+from keyedopt.conformance.suite.support.replica_groups import (
+    FIRST_WEIGHTS,
+    Groups,
+    contents_of,
+    expect_together,
+    need_torchft,
+)
 
 pytestmark = pytest.mark.cpu_only("its replica groups are forks that communicate by gloo")
 
@@ -46,7 +52,7 @@ def test_replica_groups(impl: Any) -> None:
     with Groups(impl, build) as groups:
         one, two, three = groups.start(3)
         attempts = groups.ask(("run", 2), one, two, three)[0]
-        expect_equal([attempt["participants"] for attempt in attempts], [3, 3], "groups in each step")
+        expect_together(attempts, 3)
         groups.send(("die",), three)
         attempts += groups.ask(("run", 4), one, two)[0]
         (falls,) = groups.start()
@@ -60,6 +66,7 @@ def test_replica_groups(impl: Any) -> None:
         attempts += groups.ask(("meet", 2), one)[0]
         (returned,) = groups.answers([back])
         healed, _ = groups.ask(("run", len(steps_of(attempts)) + 2), one, back)
+        expect_together(healed, 2)
         attempts += healed
         seen, other = groups.ask(("contents",), one, back)
     failed = [attempt for attempt in attempts if not attempt["committed"]]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.inputs import MARK
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
 
 
@@ -36,9 +37,16 @@ class Recorder(torch.optim.Optimizer):
                     None if param.grad is None else param.grad.detach().clone()
                     for group in self.param_groups
                     for param in group["params"]
+                    if not hasattr(param, MARK)
                 ]
             )
-        self.rates.append([group["lr"] for group in self.param_groups])
+        self.rates.append(
+            [
+                group["lr"]
+                for group in self.param_groups
+                if not any(hasattr(param, MARK) for param in group["params"][:1])
+            ]
+        )
         return loss
 
 

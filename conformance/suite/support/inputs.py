@@ -13,6 +13,8 @@ from keyedopt.conformance.suite.support.device import the_device
 
 #: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+#: The attribute of a parameter that the case does not know of: see `situations`.
+MARK = "beside_the_case"
 
 
 def _numbers(shape: Sequence[int], seed: int) -> torch.Tensor:

@@ -18,8 +18,8 @@ from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.rank_processes import LATE, RankProcess, wait_for
 from keyedopt.conformance.suite.support.ranks import limit_of_ranks
 
-#: The parts of the time limit of ranks (20 s by default) that an all-reduce waits for a group that hangs, and
-#: that a request may take.
+#: The parts of the time limit of ranks (20 s by default) that a group may be silent before others go on
+#: without it, be it in an all-reduce or between steps, and that a request may take.
 PATIENCE_OF_GROUPS, LONGEST_REQUEST = 0.1, 1.25
 #: Where all groups begin.
 FIRST_WEIGHTS = [1.0, -2.0, 3.0]
@@ -121,7 +121,7 @@ def _serve_lighthouse(process: RankProcess) -> None:
         min_replicas=1,
         join_timeout_ms=10_000,
         quorum_tick_ms=20,
-        heartbeat_timeout_ms=500,
+        heartbeat_timeout_ms=int(1000 * PATIENCE_OF_GROUPS * limit_of_ranks()),
     )
     # The server's own name for itself may be one that only its machine's network can resolve.
     process.answer(("result", f"http://127.0.0.1:{server.address().rpartition(':')[2]}"))
@@ -242,6 +242,17 @@ class _Group:
 
     def _contents(self) -> dict[str, Any]:
         return contents_of(self._param, self._optimizer)
+
+
+def expect_together(attempts: Sequence[dict[str, Any]], groups: int) -> None:
+    """Expect so many living groups in each committed step.
+
+    Raises:
+        Late: a group was silent for too long, so others went on without it.
+    """
+    seen = [attempt["participants"] for attempt in attempts if attempt["committed"]]
+    if any(number < groups for number in seen):
+        raise Late(f"{groups} groups in each step", seen)
 
 
 def contents_of(param: torch.Tensor, optimizer: Any) -> dict[str, Any]:

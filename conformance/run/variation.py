@@ -1,0 +1,192 @@
+"""Run the cases of a clause also in situations: the dimensions that the clause names, in few combinations.
+
+`spec.Clause.varies` names the dimensions. Up to five situations have each dimension of a clause at least
+once. Which dimensions meet in a situation differs from clause to clause, so that pairs of dimensions meet in
+the cases of an area. The choice depends only on the specification and on the cases of the clause.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.run.outcomes import HEAD, error_of
+from keyedopt.conformance.suite.support.assertions import Late
+from keyedopt.conformance.suite.support.described import OTHER
+from keyedopt.conformance.targets.implementation import Implementation
+
+#: The situation of a case, such as ``group+last``; the plain case has none.
+SITUATION = pytest.StashKey[str]()
+#: The clauses of a case in a situation, which are not always those of the plain case.
+CLAUSES = pytest.StashKey[tuple[str, ...]]()
+#: The dtypes of cases that run in situations: few targets have others.
+_DTYPES = (None, "float32", "float64")
+
+
+def situations(clause: spec.Clause) -> list[str]:
+    """Return the situations of a clause: each of its dimensions at least once; none if it names none.
+
+    >>> clause = spec.Clause("X-001", "keyed", "must", "0.1", "…", (), varies=("group", "parameter", "copy"))
+    >>> situations(clause)
+    ['group', 'parameter', 'group+copy', 'parameter+copy']
+    """
+    varies = frozenset(clause.varies)
+
+    def some(*values: str) -> list[str]:
+        """Return the values, without dimensions that the clause does not name."""
+        found = ("+".join(one for one in value.split("+") if one in varies) for value in values)
+        return list(dict.fromkeys(filter(None, found)))
+
+    def toggles(*values: str) -> list[list[str]]:
+        return [[value, ""] for value in values if value in varies]
+
+    plain = [some("group", "parameter"), some("table", "feature"), *toggles("order", "last", "backend")]
+    others = [some("frozen", "dtype+layout") if plain[0] else [], some("copy", "load")]
+    others += toggles("nesting")
+    beside = [
+        some("group+tensor-lr", "parameter"),
+        some("table+frozen", "feature"),
+        *toggles("order", "last"),
+    ]
+    rows = _rotated(clause.id, plain)
+    if varies - spec.STRUCTURE:
+        rows += _rotated(clause.id, [*beside, *others])
+    named = {one for row in rows[1:] for one in row.split("+")}
+    if clause.level != "must" and len(plain[0]) + len(plain[1]) > 1 and varies <= named:
+        rows = rows[1:]  # fewer cases, for what less depends on
+    return list(dict.fromkeys(rows))
+
+
+def _rotated(seed: str, factors: Sequence[Sequence[str]]) -> list[str]:
+    """Return as many combinations as the longest factor has values, which have each value at least once."""
+    factors = [factor for factor in factors if factor]
+    starts = [_number(f"{seed} {number}") for number in range(len(factors))]
+    return [
+        "+".join(
+            dict.fromkeys(
+                dimension
+                for start, factor in zip(starts, factors, strict=True)
+                for dimension in factor[(start + row) % len(factor)].split("+")
+                if dimension
+            )
+        )
+        for row in range(max(map(len, factors), default=0))
+    ]
+
+
+def _number(text: str) -> int:
+    """Return a number that is the same everywhere; those of similar texts have nothing in common."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def _chosen(functions: Sequence[Sequence[Any]], clause: spec.Clause) -> Iterator[tuple[Any, str]]:
+    """Yield cases of a clause with the situations in which they run, given the cases of each function."""
+    start = _number(clause.id)
+    for number, situation in enumerate(situations(clause) if functions else (), start):
+        cases = functions[number % len(functions)]
+        yield cases[number % len(cases)], situation
+
+
+def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) -> list[pytest.Item]:
+    """Return the cases, each followed by itself in the situations that were chosen for it.
+
+    Args:
+        items: the cases of the suite, and perhaps other tests.
+        wanted: whether the cases of a clause are run.
+    """
+    of_clause: dict[str, dict[Any, list[pytest.Item]]] = {}
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        dtype, other = given.get("dtype"), given.get("algorithm") == OTHER  # whose parameters may be coupled
+        if dtype in _DTYPES and not other and not item.get_closest_marker("alone"):
+            for clause in clauses_of(item):
+                of_clause.setdefault(clause, {}).setdefault(getattr(item, "obj", None), []).append(item)
+    added: dict[pytest.Item, dict[str, dict[str, None]]] = {}
+    for name in of_clause.keys() & spec.clauses().keys():
+        own = spec.clauses()[name]
+        about = spec.clause_of_situations(own.area)
+        for item, situation in _chosen(list(of_clause[name].values()), own):
+            judged = name if spec.STRUCTURE.issuperset(situation.split("+")) else about
+            if judged and wanted(spec.clauses()[judged]):
+                added.setdefault(item, {}).setdefault(situation, {})[judged] = None
+    return [
+        one
+        for item in items
+        for one in (
+            item,
+            *(_InSituation.of(item, name, tuple(judged)) for name, judged in added.get(item, {}).items()),
+        )
+    ]
+
+
+def clauses_of(item: pytest.Item) -> list[str]:
+    """Return the clauses that a case tests: those of its mark, or others in its situation."""
+    marked = [clause for mark in item.iter_markers("clause") for clause in mark.args]
+    return list(item.stash.get(CLAUSES, marked))
+
+
+class _InSituation(pytest.Function):
+    """A case in a situation."""
+
+    @property
+    def nodeid(self) -> str:
+        """Return the address of the case, whose last part says the situation, too."""
+        assert self.parent is not None
+        return f"{self.parent.nodeid}::{self.name}"
+
+    @classmethod
+    def of(cls, item: Any, situation: str, clauses: tuple[str, ...]) -> pytest.Item:
+        """Return a case in a situation, for these clauses."""
+        name = f"{item.name[:-1]}-{situation}]" if item.name.endswith("]") else f"{item.name}[{situation}]"
+        made: pytest.Item = cls.from_parent(
+            item.parent,
+            name=name,
+            callspec=getattr(item, "callspec", None),
+            callobj=item.obj,
+            fixtureinfo=item._fixtureinfo,
+            originalname=item.originalname,
+        )
+        made.stash[SITUATION], made.stash[CLAUSES] = situation, clauses
+        return made
+
+
+def as_input(item: pytest.Item) -> Mapping[str, str]:
+    """Return the situation of a case as one of its inputs, if it has one."""
+    return {"situation": item.stash[SITUATION]} if SITUATION in item.stash else {}
+
+
+def in_its_situation(
+    item: pytest.Item,
+    call: Callable[[str], None],
+    implementation: Implementation,
+    error_of: Callable[[Callable[[], None]], BaseException | None] = error_of,
+) -> None:
+    """Call a case in its situation. A case that fails without the situation, too, is unsupported in it.
+
+    Args:
+        item: the case.
+        call: calls the case in a situation; empty is none.
+        implementation: names the other backends, and the variable of the environment that asks for one.
+        error_of: bound before the target could replace it in this module.
+    """
+    situation = item.stash.get(SITUATION, "")
+    others, variable = implementation.other_backends, implementation.backend_variable
+    asked = {}
+    if "backend" in situation.split("+") and others and not os.environ.get(variable):
+        asked = {variable: others[_number(item.name) % len(others)]}
+    with mock.patch.dict(os.environ, asked) if asked else contextlib.nullcontext():
+        error = error_of(lambda: call(situation))
+    if situation and isinstance(error, Exception) and not isinstance(error, Late):
+        head = item.stash[HEAD]
+        kept = head.copy()
+        plainly = error_of(lambda: call(""))
+        head.update(kept)
+        if plainly is not None:
+            pytest.skip("the case fails without its situation, too")
+    if error is not None:
+        raise error

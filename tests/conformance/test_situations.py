@@ -1,0 +1,151 @@
+"""Clauses hold in the dimensions that they name: for the second of everything, not only for the first."""
+
+import collections
+import copy
+import itertools
+
+import pytest
+import torch
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.run import case_sources
+from keyedopt.conformance.run.variation import situations
+from keyedopt.conformance.suite.support import inputs
+from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.embedding import ONE_TABLE, collection, fit, jagged
+from keyedopt.conformance.suite.support.situations import among, in_situation
+from keyedopt.conformance.targets.find import find
+
+VARYING = {clause.id: clause for clause in spec.clauses().values() if clause.varies}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return find("reference").surface()
+
+
+def test_dimensions_are_described_and_used():
+    assert {name for clause in VARYING.values() for name in clause.varies} == {*spec.dimensions()}
+    assert {*spec.dimensions()} > spec.STRUCTURE
+
+
+@pytest.mark.parametrize("clause", VARYING.values(), ids=VARYING)
+def test_situations_have_every_dimension_of_the_clause(clause):
+    chosen = [one.split("+") for one in situations(clause)]
+    assert {name for one in chosen for name in one} == {*clause.varies}
+    assert len(chosen) <= 5
+    assert any(spec.STRUCTURE.issuperset(one) for one in chosen), "the clause itself has no situation"
+    assert spec.STRUCTURE.issuperset(clause.varies) or spec.clause_of_situations(clause.area)
+
+
+@pytest.mark.parametrize("area", sorted({clause.area for clause in VARYING.values()}))
+def test_pairs_of_dimensions_meet_in_the_cases_of_an_area(area):
+    clauses = [clause for clause in VARYING.values() if clause.area == area]
+    met = {pair for clause in clauses for one in situations(clause) for pair in _pairs(one.split("+"))}
+    named = collections.Counter(pair for clause in clauses for pair in _pairs(clause.varies))
+    apart = [{"group", "parameter"}, {"table", "feature"}, {"frozen", "dtype"}, {"frozen", "layout"}]
+    apart += [{"copy", "load"}, {"tensor-lr", "parameter"}, {"frozen", "feature"}]
+    apart += [{"backend", one} for one in {*spec.dimensions()} - spec.STRUCTURE]
+    missing = [pair for pair, count in named.items() if count >= 12 and pair not in met]
+    assert [pair for pair in missing if {*pair} not in apart] == []
+
+
+def _pairs(names):
+    return set(itertools.combinations(sorted(names), 2))
+
+
+def test_what_cases_built_is_what_their_clauses_name(on_reference):
+    """Recorded in a run, not declared. The reference has one backend, so none runs on another one."""
+    clauses = {f"{case.file}::{case.name}": case.clauses for case in case_sources.cases()}
+    built: dict[str, set[str]] = collections.defaultdict(set)
+    for case in on_reference.cases:
+        for clause in clauses[case.case.partition("[")[0]]:
+            built[clause].update(filter(None, case.built.split("+")))
+    ran = {*(on_reference.options["clauses"] or spec.clauses())}
+    missing = {}
+    for name in VARYING.keys() & ran:
+        all_ran = spec.clause_of_situations(VARYING[name].area) in ran
+        asked = {*VARYING[name].varies} & ({*spec.dimensions()} if all_ran else _plainly(VARYING[name]))
+        if lost := asked - built[name] - {"backend"}:
+            missing[name] = lost
+    assert missing == {}
+
+
+def _plainly(clause):
+    """Return the dimensions of the situations in which cases count for the clause itself."""
+    chosen = [one.split("+") for one in situations(clause)]
+    return {name for one in chosen if spec.STRUCTURE.issuperset(one) for name in one}
+
+
+def test_the_second_group_is_unlike(reference):
+    weight = inputs.parameter(4, 3)
+    optimizer = among(reference, "group+tensor-lr").Adam([weight], lr=0.1)
+    first, second = optimizer.param_groups
+    assert second["params"] == [weight]
+    assert second["lr"] == 0.1
+    assert first["lr"] != 0.1
+    assert isinstance(first["lr"], torch.Tensor)
+    assert first["weight_decay"] != second["weight_decay"]
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("dimension", ["group", "parameter"])
+def test_what_is_beside_a_parameter_does_not_change_it(reference, dimension, place):
+    alone, beside = inputs.parameters(2), inputs.parameters(2)
+    situation = dimension if place == "first" else f"{dimension}+last"
+    inputs.train(inputs.adam(reference, alone), alone, 3)
+    made = inputs.adam(among(reference, situation), beside)
+    inputs.train(made, beside, 3)
+    assert len(made.params) == 3
+    assert list(made.params).index("beside_p0") == (0 if place == "first" else 2)
+    for key, param in alone.items():
+        torch.testing.assert_close(beside[key], param, rtol=0, atol=0)
+
+
+def test_a_copy_and_a_reload_train_the_given_parameters(reference):
+    params, plain = inputs.parameters(), inputs.parameters()
+    made = among(reference, "parameter+copy+load")
+    inputs.train(inputs.adam(made, params), params, 3)
+    inputs.train(inputs.adam(reference, plain), plain, 3)
+    assert {*made.built} == {"parameter", "copy", "load"}
+    for key, param in plain.items():
+        torch.testing.assert_close(params[key], param, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("situation", ["table", "table+last", "feature", "feature+last"])
+def test_the_other_table_has_a_gradient_of_its_own(reference, situation):
+    alone, made = (
+        collection(reference, tables=ONE_TABLE),
+        collection(among(reference, situation), tables=ONE_TABLE),
+    )
+    before = {name: table.detach().clone() for name, table in made.fused_optimizer.params.items()}
+    for module in (alone, made):
+        fit(module, jagged({"f": [[0, 1], [5]]}), steps=2)
+    tables = made.fused_optimizer.params
+    torch.testing.assert_close(tables["t.weight"], alone.fused_optimizer.params["t.weight"], rtol=0, atol=0)
+    if "beside.weight" in tables:  # two lookups of row 2 and one of row 0, in two steps
+        moved = (before["beside.weight"] - tables["beside.weight"]) / 0.125
+        torch.testing.assert_close(moved[:, 0].detach(), torch.tensor([2.0, 0.0, 4.0]))
+
+
+def test_a_frozen_table_that_is_trained_is_noticed(reference):
+    def case(impl):
+        module = collection(impl, tables=ONE_TABLE)
+        fit(module, jagged({"f": [[0]]}))
+        if broken:
+            module.fused_optimizer.params["beside.weight"].detach().add_(1.0)
+
+    broken = False
+    in_situation(case, reference, "table+frozen")
+    broken = True
+    with pytest.raises(Mismatch, match="a frozen table beside"):
+        in_situation(case, reference, "table+frozen")
+
+
+def test_classes_in_a_situation_are_still_classes(reference):
+    made = among(reference, "group")
+    adam = made.Adam([inputs.parameter(2, 2)])
+    assert isinstance(adam, reference.Adam)
+    assert isinstance(adam, made.Adam)
+    assert issubclass(type("Mine", (made.KeyedOptimizer,), {}), reference.KeyedOptimizer)
+    assert isinstance(copy.deepcopy(adam), reference.Adam)
