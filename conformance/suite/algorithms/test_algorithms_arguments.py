@@ -9,9 +9,9 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     ROW_WISE,
+    WITH_EPS,
     WITH_OTHER,
     decay,
-    WITH_EPS,
     expect_same_way,
     need_group_rates,
     need_independent,

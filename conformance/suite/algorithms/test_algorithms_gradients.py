@@ -7,9 +7,9 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
+    WITH_EPS,
     WITH_OTHER,
     decay,
-    WITH_EPS,
     expect_same_way,
     fixed_grads,
     make_algorithm,

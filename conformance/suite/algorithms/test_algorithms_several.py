@@ -8,8 +8,8 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     MOMENTUM,
-    WITH_OTHER,
     WITH_EPS,
+    WITH_OTHER,
     expect_same_way,
     make_algorithm,
     need_independent,
