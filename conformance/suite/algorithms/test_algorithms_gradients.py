@@ -14,7 +14,6 @@ from keyedopt.conformance.suite.support.algorithms import (
     fixed_grads,
     make_algorithm,
     need_dtype,
-    need_operators,
     sparse_rows,
     trained_copy,
 )
@@ -30,7 +29,7 @@ from keyedopt.conformance.suite.support.assertions import (
     ulp_errors,
     worst_of_orders,
 )
-from keyedopt.conformance.suite.support.described import OTHER, documented_state, entries_of
+from keyedopt.conformance.suite.support.described import documented_state, entries_of
 from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.draws import DRAWS
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, set_wide_grads, values, wide
@@ -87,22 +86,6 @@ def test_zero(impl, algorithm, dtype):
     expect(weight.detach().isfinite().all(), "finite weights", weight)
 
 
-@pytest.mark.clause("ALGO-032")
-@pytest.mark.needs(OTHER)
-def test_zero_is_finite(impl, dtype):
-    """Weights of an optimizer with another formula, which may decay them, stay finite."""
-    need_operators(impl, OTHER, dtype)
-    weights = [parameter(3, 4, dtype=dtype, seed=index) for index in range(2)]
-    optimizer = make_algorithm(impl, OTHER, weights)
-    for seed in range(3):
-        set_grads(weights, seed=seed)
-        weights[0].grad.zero_()
-        weights[1].grad[1] = 0
-        optimizer.step()
-    for weight in weights:
-        expect(weight.detach().isfinite().all(), "finite weights", weight)
-
-
 @pytest.mark.clause("ALGO-033")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", WITH_EPS)
@@ -119,19 +102,6 @@ def test_zero_without_eps(impl, algorithm):
     optimizer.step()
     expect(weight.detach().isfinite().all(), "finite weights, or a ValueError for eps=0", weight)
     expect_bits(weight.detach()[1], before[1], "the row without gradient")
-
-
-@pytest.mark.clause("ALGO-110")
-@pytest.mark.needs("Ftrl.initial_accumulator_value")
-def test_zero_with_an_empty_accumulator(impl, dtype):
-    """If the accumulator of Ftrl starts at 0, an element without gradients gets a finite weight."""
-    weight = parameter(3, 4, dtype=dtype)
-    optimizer = impl.Ftrl([weight], lr=0.1, initial_accumulator_value=0.0)
-    for seed in range(2):
-        set_grads([weight], seed=seed)
-        weight.grad[1] = 0
-        optimizer.step()
-    expect(weight.detach().isfinite().all(), "finite weights", weight)
 
 
 # --- laws -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Infinite and NaN gradients."""
+"""Infinite and NaN gradients, and zero gradients that must not make infinite or NaN weights."""
 
 import pytest
 
@@ -6,6 +6,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     fixed_grads,
     make_algorithm,
+    need_operators,
     sparse_rows,
     trained_copy,
 )
@@ -16,6 +17,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import OTHER
 from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
 
@@ -118,3 +120,32 @@ def test_error_if_nonfinite_lets_finite_pass(impl, algorithm):
     plain, _ = trained_copy(impl, algorithm, start, grads)
     checked, _ = trained_copy(impl, algorithm, start, grads, error_if_nonfinite=True)
     expect_bits(checked.detach(), plain.detach(), "the weight")
+
+
+@pytest.mark.clause("ALGO-032")
+@pytest.mark.needs(OTHER)
+def test_zero_is_finite(impl, dtype):
+    """Weights of an optimizer with another formula, which may decay them, stay finite."""
+    need_operators(impl, OTHER, dtype)
+    weights = [parameter(3, 4, dtype=dtype, seed=index) for index in range(2)]
+    optimizer = make_algorithm(impl, OTHER, weights)
+    for seed in range(3):
+        set_grads(weights, seed=seed)
+        weights[0].grad.zero_()
+        weights[1].grad[1] = 0
+        optimizer.step()
+    for weight in weights:
+        expect(weight.detach().isfinite().all(), "finite weights", weight)
+
+
+@pytest.mark.clause("ALGO-110")
+@pytest.mark.needs("Ftrl.initial_accumulator_value")
+def test_zero_with_an_empty_accumulator(impl, dtype):
+    """If the accumulator of Ftrl starts at 0, an element without gradients gets a finite weight."""
+    weight = parameter(3, 4, dtype=dtype)
+    optimizer = impl.Ftrl([weight], lr=0.1, initial_accumulator_value=0.0)
+    for seed in range(2):
+        set_grads([weight], seed=seed)
+        weight.grad[1] = 0
+        optimizer.step()
+    expect(weight.detach().isfinite().all(), "finite weights", weight)
