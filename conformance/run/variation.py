@@ -45,19 +45,16 @@ def situations(clause: spec.Clause) -> list[str]:
     def toggles(*values: str) -> list[list[str]]:
         return [[value, ""] for value in values if value in varies]
 
-    plain = [some("group", "parameter"), some("table", "feature"), *toggles("order", "last", "backend")]
-    others = [some("frozen", "dtype+layout") if plain[0] else [], some("copy", "load")]
-    others += toggles("nesting")
-    beside = [
-        some("group+tensor-lr", "parameter"),
-        some("table+frozen", "feature"),
-        *toggles("order", "last"),
-    ]
+    optimizers, tables = some("group", "parameter"), some("table", "feature")
+    plain = [optimizers, tables, *toggles("order", "last", "backend")]
+    others = [some("group+tensor-lr", "parameter"), some("frozen", "dtype+layout")] if optimizers else []
+    others += [some("table+frozen", "feature")] if tables else []
+    others += [some("copy", "load"), *toggles("nesting", "order", "last")]
     rows = _rotated(clause.id, plain)
     if varies - spec.STRUCTURE:
-        rows += _rotated(clause.id, [*beside, *others])
+        rows += _rotated(clause.id, others)
     named = {one for row in rows[1:] for one in row.split("+")}
-    if clause.level != "must" and len(plain[0]) + len(plain[1]) > 1 and varies <= named:
+    if clause.level != "must" and len(optimizers) + len(tables) > 1 and varies <= named:
         rows = rows[1:]  # fewer cases, for what less depends on
     return list(dict.fromkeys(rows))
 

@@ -99,6 +99,8 @@ class Situated:
         self._beside: dict[int, tuple[Any, torch.nn.Parameter]] = {}
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._with_groups: list[tuple[Any, torch.nn.Parameter]] = []
+        decays = not self._is("layout")  # torch's optimizers do not decay with sparse gradients
+        self._options = OPTIONS_BESIDE if decays else {"lr": OPTIONS_BESIDE["lr"]}
         #: The dimensions that were really built.
         self.built: dict[str, None] = {}
 
@@ -124,8 +126,9 @@ class Situated:
                     self._check_options(group)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        decay = group.get("weight_decay", OPTIONS_BESIDE["weight_decay"])
-        expect(decay == OPTIONS_BESIDE["weight_decay"], "weight_decay of the other group as it was", decay)
+        decay = self._options.get("weight_decay")
+        seen = group.get("weight_decay", decay)
+        expect(decay in (None, seen), "weight_decay of the other group as it was", seen)
         if self._is("tensor-lr") and "lr" in group:
             expect(isinstance(group["lr"], torch.Tensor), "a tensor as learning rate", group["lr"])
 
@@ -237,7 +240,7 @@ class Situated:
         """Give the group of the other parameter other options."""
         for group in made.param_groups:
             if [id(param) for param in group["params"]] == [id(beside)] and len(made.param_groups) > 1:
-                group.update({name: value for name, value in OPTIONS_BESIDE.items() if name in group})
+                group.update({name: value for name, value in self._options.items() if name in group})
                 if self._is("tensor-lr") and "lr" in group:
                     group["lr"] = torch.tensor(OPTIONS_BESIDE["lr"], device=the_device())
                     self.built["tensor-lr"] = None
