@@ -4,7 +4,7 @@ A capturable, fused or compiled step reads the tensor. A captured CUDA graph con
 which no group contains any more, so the schedule silently has no effect; a compiled step is recompiled for
 each number.
 
-Clauses: WARM-031.
+Clauses: WARM-031, CLIP-086, FUSED-104, WARM-079.
 """
 
 import functools

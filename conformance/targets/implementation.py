@@ -115,17 +115,15 @@ class Implementation:
             zero_grad is ``"Adam.set_to_none"``.
         state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``). An empty
             name says that the state has no such entry.
-        variants: the documented variant of a formula, by algorithm, if several are in use; see
-            `keyedopt.conformance.golden.formulas`.
+        variants: documented variants of formulas by algorithm: see `keyedopt.conformance.golden.formulas`.
         distributions: the installed distributions whose versions identify the implementation; the version
             of the first one is shown.
         install: how to install it, shown if it is missing.
         compiles: whether the first step of an algorithm compiles: the smoke stage takes one step with each
             algorithm, and waits for compilers longer than for an import; so do cases.
         backends: ``module:function`` that returns the names of the backends that ran since its last call.
-        backend_variable: the environment variable that asks for one backend. A case in which another one ran
-            is unsupported then.
-        other_backends: values of this variable; cases on "another backend" run on one of them.
+        backend_variable: the environment variable that asks for a backend; a case of another is unsupported.
+        other_backends: values of the variable; cases on "another backend" run on one of them.
     """
 
     name: str

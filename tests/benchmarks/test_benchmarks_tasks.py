@@ -21,7 +21,8 @@ WORKS = {
 #: Names of the surface that are not timed: abstract bases, what only chooses, and another name of Adam.
 NOT_TIMED = {
     *("KeyedOptimizer", "FusedOptimizer", "EmptyFusedOptimizer", "FusedOptimizerModule", "PoolingType"),
-    *("in_backward_optimizer_filter", "AdamW"),
+    *("in_backward_optimizer_filter", "AdamW", "OtherOptimizer"),
+    "Ftrl",  # no library beside has it
 }
 
 

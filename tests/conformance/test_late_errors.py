@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import Mismatch, expect, expe
 #: The clauses of invalid lookups, and of lookups that run after them.
 CLAUSES = ("FUSED-024", "FUSED-025", "FUSED-027", "FUSED-029", "FUSED-030", "FUSED-089")
 IMPORTS = ("keyedopt.conformance.pretend",)
+UNCLAIMED = "not claimed: EmbeddingCollection"
 #: One worker, so that each case runs in the process of the one before.
 IN_ONE_WORKER = {"imports": IMPORTS, "workers": 1}
 
@@ -24,7 +25,8 @@ def failures(target, clauses=CLAUSES, device="npu"):
     assert found.complete
     failed = {}
     for case in found.cases:
-        assert case.outcome in ("pass", "fail") or case.seen == "not claimed: EmbeddingCollection", case
+        plainly = case.seen == "the case fails without its situation, too"
+        assert case.outcome in ("pass", "fail") or plainly or case.seen == UNCLAIMED, case
         if case.outcome == "fail":
             failed.setdefault(case.clauses[0], []).append(f"{case.expected}; {case.seen}")
     return failed, sum(case.outcome == "pass" for case in found.cases)

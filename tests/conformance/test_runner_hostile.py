@@ -115,7 +115,7 @@ def test_the_files_of_a_hostile_run_are_valid(hostile, tmp_path):
     result, output = hostile
     assert len(valid(output)["cases"]) == len(result.cases)
     junit = ElementTree.parse(outputs.write(result, tmp_path / "x.xml"))
-    assert len(list(junit.iter("error"))) == sum(outcome == "error" for outcome, _ in HOSTILE.values())
+    assert len(list(junit.iter("error"))) == sum(case.outcome == "error" for case in result.cases)
     assert (
         outputs.write(result, tmp_path / "x.md").read_text(encoding="utf-8").replace("\n", "").isprintable()
     )

@@ -91,8 +91,12 @@ def without_torchrec(result):
 
 
 def left_out(result):
-    """Return the clauses of cases that have not held, each with what came of it."""
-    bad = [case for case in result.cases if case.outcome not in ("pass", "observed")]
+    """Return the clauses of cases that have not held, each with what came of it.
+
+    Cases of an optimizer of another formula than ours are left out: only some targets have one.
+    """
+    others = [case for case in result.cases if case.outcome not in ("pass", "observed")]
+    bad = [case for case in others if not case.seen.startswith("not claimed: OtherOptimizer")]
     return {(clause, case.outcome) for case in bad for clause in case.clauses}
 
 

@@ -121,7 +121,7 @@ class Situated:
         for table, before in self._frozen:
             expect_bits(table.detach(), before, "a frozen table beside the others")
         for made, beside in self._with_groups:
-            for group in made.param_groups:
+            for group in _groups_of(made):
                 if [id(param) for param in group["params"]] == [id(beside)]:
                     self._check_options(group)
 
@@ -181,8 +181,9 @@ class Situated:
         beside = self._parameter_beside(first, name)
         made = kind(self._groups(params, beside), *args, **options)
         self._make_unlike(made, beside)
-        params = [param for group in made.param_groups for param in group["params"]]
-        return self._lived(made, params, beside)
+        listed = [one["params"] if isinstance(one, dict) else one for one in params]
+        own = [one for each in listed for one in ([each] if isinstance(each, torch.Tensor) else each)]
+        return self._lived(made, own if beside is None else [*own, beside], beside)
 
     def _parameter_beside(self, own: torch.Tensor, name: str) -> torch.nn.Parameter | None:
         """Return the parameter beside the first one of the case, always the same one; None if it has none."""
@@ -238,8 +239,9 @@ class Situated:
 
     def _make_unlike(self, made: Any, beside: Any) -> None:
         """Give the group of the other parameter other options."""
-        for group in made.param_groups:
-            if [id(param) for param in group["params"]] == [id(beside)] and len(made.param_groups) > 1:
+        groups = _groups_of(made)
+        for group in groups:
+            if [id(param) for param in group["params"]] == [id(beside)] and len(groups) > 1:
                 group.update({name: value for name, value in self._options.items() if name in group})
                 if self._is("tensor-lr") and "lr" in group:
                     group["lr"] = torch.tensor(OPTIONS_BESIDE["lr"], device=the_device())
@@ -307,6 +309,11 @@ def _uncalled(value: Any) -> Any:
 
 def _each(change: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: change(value) for name, value in options.items()}
+
+
+def _groups_of(optimizer: Any) -> Sequence[Any]:
+    """Return the groups of an optimizer; a class that only has the methods of one may show none."""
+    return getattr(optimizer, "param_groups", ())
 
 
 def _is_entry(one: Any) -> bool:
