@@ -61,6 +61,15 @@ class Ftrl(RuleOptimizer):
             learning rate is 0: the formula divides by it.
 
     Source: McMahan et al. 2013, algorithm 1; tf.keras.optimizers.Ftrl, whose defaults these are.
+
+    >>> import torch
+    >>> from keyedopt.reference import Ftrl
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    >>> optimizer = Ftrl([weight], lr=0.5, initial_accumulator_value=0.0, l1=1.0)
+    >>> weight.grad = torch.tensor([3.0, 0.5])
+    >>> optimizer.step()
+    >>> [round(one, 4) for one in weight.tolist()]
+    [0.3333, 0.0]
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The runner: what it refuses to begin with, what a run covers, and where it is started from."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -375,7 +376,7 @@ def test_pytest_runs_the_suite_directly(tmp_path, more, acme):
         PYTHONPATH=str(acme["sound"]),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    assert re.search(r"\b[1-9] passed", done.stdout)
 
 
 def test_pytest_says_what_is_wrong_with_the_target(tmp_path):

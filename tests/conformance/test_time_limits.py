@@ -168,4 +168,6 @@ def test_a_target_that_reaches_its_limit_often_is_not_run_again(monkeypatch, tmp
     clauses = tuple(case.clauses[0] for case in plain_cases()[:2])
     found = runner.run("tardy", Options(clauses=clauses, limit=1, workers=1), path=[str(tmp_path), TARGETS])
     assert {case.outcome for case in found.cases} == {"error"}
-    assert sorted(case.runs for case in found.cases) == [1, 2]
+    once, twice = ([case for case in found.cases if case.runs == runs] for runs in (1, 2))
+    assert len(twice) == 1
+    assert len(once) == len(found.cases) - 1 > 0

@@ -135,6 +135,7 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
         "SGD": "Guessed:SGDW",
         "AdamW": "Guessed:LowBitAdamW",
         "Adagrad": "Guessed:AdagradW",
+        "OtherOptimizer": "Guessed:Lion",
     }
     assert about.fixed_options == {"AdamW.lr": 1e-3}
     assert about.defaults == {"AdamW.eps": 1e-7, "Adagrad.weight_decay": 0.5}
