@@ -205,15 +205,16 @@ class Situated:
             self.built["dtype"] = None
         made = torch.nn.Parameter(_numbers(shape, 77).to(the_device(), dtype))
         setattr(made, MARK, True)
+        layout = self._is("layout") and self._is("group")  # options of the own group may not fit it
         if self._is("frozen"):
             made.requires_grad_(False)
             self.built["frozen"] = None
-        elif self._is("layout") or name == "SparseAdam":
+        elif layout or name == "SparseAdam":
             zero = torch.zeros((1, *shape[1:]), dtype=dtype)
             made.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), zero, shape, check_invariants=True).to(
                 the_device()
             )
-            self.built |= {"layout": None} if self._is("layout") else {}
+            self.built |= {"layout": None} if layout else {}
         else:
             made.grad = torch.zeros_like(made, requires_grad=False)
         return made
