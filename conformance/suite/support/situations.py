@@ -99,8 +99,8 @@ class Situated:
         self._beside: dict[int, tuple[Any, torch.nn.Parameter]] = {}
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._with_groups: list[tuple[Any, torch.nn.Parameter]] = []
-        decays = not self._is("layout")  # torch's optimizers do not decay with sparse gradients
-        self._options = OPTIONS_BESIDE if decays else {"lr": OPTIONS_BESIDE["lr"]}
+        # torch's optimizers do not decay with sparse gradients
+        self._options = OPTIONS_BESIDE | ({"weight_decay": 0.0} if self._is("layout") else {})
         #: The dimensions that were really built.
         self.built: dict[str, None] = {}
 
@@ -126,9 +126,9 @@ class Situated:
                     self._check_options(group)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        decay = self._options.get("weight_decay")
+        decay = self._options["weight_decay"]
         seen = group.get("weight_decay", decay)
-        expect(decay in (None, seen), "weight_decay of the other group as it was", seen)
+        expect(seen == decay, "weight_decay of the other group as it was", seen)
         if self._is("tensor-lr") and "lr" in group:
             expect(isinstance(group["lr"], torch.Tensor), "a tensor as learning rate", group["lr"])
 
