@@ -43,7 +43,13 @@ def test_pairs_of_dimensions_meet_in_the_cases_of_an_area(area):
     clauses = [clause for clause in VARYING.values() if clause.area == area]
     met = {pair for clause in clauses for one in situations(clause) for pair in _pairs(one.split("+"))}
     named = collections.Counter(pair for clause in clauses for pair in _pairs(clause.varies))
-    apart = [{"group", "parameter"}, {"table", "feature"}, {"frozen", "dtype"}, {"frozen", "layout"}]
+    apart = [
+        {"group", "parameter"},
+        {"layout", "parameter"},
+        {"table", "feature"},
+        {"frozen", "dtype"},
+        {"frozen", "layout"},
+    ]
     apart += [{"copy", "load"}, {"tensor-lr", "parameter"}, {"frozen", "feature"}]
     apart += [{"backend", one} for one in {*spec.dimensions()} - spec.STRUCTURE]
     missing = [pair for pair, count in named.items() if count >= 12 and pair not in met]
