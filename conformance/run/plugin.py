@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Find the implementation, once per process."""
     config.addinivalue_line("markers", "clause(*ids): the clauses of the specification a case tests")
     config.addinivalue_line("markers", "needs(*names): names without which a case is unsupported")
-    config.addinivalue_line("markers", "alone(reason): a case that runs in no situation")
+    config.addinivalue_line("markers", "plain_only(reason): a case that does not run in situations")
     config.addinivalue_line("markers", "cpu_only(reason): a case that no other device can run")
     config.addinivalue_line("markers", "on_ranks(more): a case on ranks, and how many more than asked for")
     if not config.getoption("--implementation"):

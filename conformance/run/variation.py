@@ -100,7 +100,7 @@ def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) 
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         dtype, other = given.get("dtype"), given.get("algorithm") == OTHER  # whose parameters may be coupled
-        if dtype in _DTYPES and not other and not item.get_closest_marker("alone"):
+        if dtype in _DTYPES and not other and not item.get_closest_marker("plain_only"):
             for clause in clauses_of(item):
                 of_clause.setdefault(clause, {}).setdefault(getattr(item, "obj", None), []).append(item)
     added: dict[pytest.Item, dict[str, dict[str, None]]] = {}

@@ -249,7 +249,7 @@ class _Draft:
         self.absent += [f"{OTHER}.{name}" for name in hidden]
         if "lr" in hidden:
             self.fixed_options[f"{OTHER}.lr"] = 0.1  # which most cases pass
-        self.notes.append(f"{place} is judged as {OTHER}: no formula of it is known, so none is judged")
+        self.notes.append(f"{place} is judged as {OTHER}: its formula is not known, and is not judged")
         if more and hidden:
             self.notes.append(_not_shown(place, hidden))
 

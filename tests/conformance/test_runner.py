@@ -376,7 +376,8 @@ def test_pytest_runs_the_suite_directly(tmp_path, more, acme):
         PYTHONPATH=str(acme["sound"]),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\b[1-9] passed", done.stdout)
+    assert re.search(r"^[1-9] passed", done.stdout, re.MULTILINE)
+    assert "failed" not in done.stdout
 
 
 def test_pytest_says_what_is_wrong_with_the_target(tmp_path):

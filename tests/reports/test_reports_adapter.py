@@ -151,7 +151,7 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
         "Guessed:AdamP is not described: its name says Adam, but its first steps are not those of the",
         "Guessed:SparseAdamW is not described: Guessed:LowBitAdamW is the AdamW here; alone, with --from",
         "Guessed:Lamb is not described: as LAMB, it has the arguments (params, model, lr=0.001): missing",
-        "Guessed:Lion is judged as OtherOptimizer: no formula of it is known, so none is judged",
+        "Guessed:Lion is judged as OtherOptimizer: its formula is not known, and is not judged",
     ):
         assert f"note: {note}" in done.stdout
     assert "# Note: Guessed:AdagradW is judged" in (

@@ -318,7 +318,7 @@ def test_rate_of_the_update(impl, kind):
     expect_near(mine, other, "the parameter")
 
 
-@pytest.mark.alone("it takes seconds")
+@pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("ACC-015")
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half(impl, half):

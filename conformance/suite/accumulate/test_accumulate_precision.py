@@ -34,7 +34,7 @@ def test_documented_precision(impl, kind, window):
     expect(error <= 1e-4, "an error of at most 1e-4", error)
 
 
-@pytest.mark.alone("it takes seconds")
+@pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("ACC-020")
 @pytest.mark.parametrize(
     ("kind", "count", "window", "bound"),

@@ -165,7 +165,7 @@ def test_variants(impl, algorithm, option, value):
     expect(any(name in str(error) for name in names), f"an error that names {option} or {value!r}", error)
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("ALGO-061")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @any_optimizer
@@ -256,7 +256,7 @@ def test_no_table(impl, algorithm, shape):
     expect_bits(weight.detach(), before, "the weight")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("ALGO-061")
 @pytest.mark.needs("{algorithm}", "{algorithm}.by_row", "{algorithm}.groups")
 @pytest.mark.parametrize("algorithm", ROW_WISE)

@@ -212,7 +212,7 @@ def test_other_groups_are_refused(impl, algorithm, groups):
     expect_unchanged(before, [values(weights), optimizer.state_dict()], "weights and state")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("ALGO-078")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every

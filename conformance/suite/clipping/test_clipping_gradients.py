@@ -270,7 +270,7 @@ def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
     expect_close(torch.tensor(moved), torch.tensor(wanted), "moves of the two parameters")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("CLIP-040")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_add_param_group(impl: Any, kind: str) -> None:

@@ -53,7 +53,7 @@ def test_a_step_does_not_modify_gradients(impl):
         expect_bits(grad, old, "the gradient after a step")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("COMB-048")
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("fault", ["parameter", "entry", "more", "shape"])

@@ -212,7 +212,7 @@ def test_bad_rate(impl, rate):
     expect_unchanged(before, tables_and_state(module), "the module")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("FUSED-076")
 @pytest.mark.needs("EmbeddingBagCollection", "KeyedOptimizer")
 def test_no_group_from_outside(impl):

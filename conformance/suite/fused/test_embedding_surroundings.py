@@ -49,7 +49,7 @@ def test_reading_in_between(impl, kind, way):
     expect_unchanged(before, tables_and_state(module), "tables and state of the module that was read")
 
 
-@pytest.mark.alone("it takes seconds")
+@pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("FUSED-092")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 @pytest.mark.parametrize("what", COMPILED)
@@ -75,7 +75,7 @@ def test_compiled(impl, what):
     expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
 
 
-@pytest.mark.alone("it takes seconds")
+@pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("FUSED-101")
 @pytest.mark.needs("{kind}", "Adam")
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
@@ -99,7 +99,7 @@ def test_compiled_into_one_graph(impl, kind):
     expect_bits(seen, loss(other, jagged(BAGS)).detach(), "the loss in evaluation")
 
 
-@pytest.mark.alone("it takes seconds")
+@pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("FUSED-101")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 def test_exported(impl):

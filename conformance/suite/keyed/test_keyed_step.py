@@ -280,7 +280,7 @@ def test_a_grad_scaler_steps_or_skips(impl, overflow):
         expect_bits(moment, torch.full((3,), 0.1).mul(1.0), "the moment of unscaled gradients")
 
 
-@pytest.mark.alone("it takes seconds")
+@pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("KEYED-101")
 def test_a_compiled_step_trains_alike(impl):
     """A step under torch.compile gives the parameters that the plain step gives."""

@@ -221,7 +221,7 @@ def test_malformed_group(impl, wrong):
     expect_raises(lambda: optimizer.add_param_group(wrong), *kinds, expected="an error")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("SEMI-033")
 def test_new_group(impl):
     """A new group is trained from then on, or adding it raises; it is never silently dropped."""

@@ -184,7 +184,7 @@ def test_zero_options(impl, options):
     return outcome(lambda: impl.SparseAdam(tables(), **options) and "an optimizer")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("SPARSE-022")
 @pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_parameters_of_another_kind(impl, kind):
     )
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("SPARSE-024")
 @pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
@@ -259,7 +259,7 @@ def test_parameter_listed_twice(impl, late):
     expect_bits(weight.detach(), alone.detach(), "a parameter listed twice, after a step,")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("SPARSE-026")
 @pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("late", [False, True])
@@ -295,7 +295,7 @@ def test_add_param_group(impl):
     expect_bits(second.detach(), alone.detach(), "a parameter of the group after three steps")
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("SPARSE-028")
 @pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("wrong", ["list", "no params", "text", "empty"])

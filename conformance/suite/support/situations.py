@@ -139,7 +139,7 @@ class Situated:
 
     def _keyed(self, kind: Any, params: Any, factory: Any, *args: Any, **options: Any) -> Any:
         """Make a keyed optimizer."""
-        if not isinstance(params, Mapping) or not params or kind is None:
+        if not isinstance(params, Mapping) or not params:
             return kind(params, factory, *args, **options)
         key, first = next(iter(params.items()))
         beside = self._parameter_beside(first, "SparseAdam" if _is_sparse(factory) else "")
@@ -364,5 +364,5 @@ def in_situation(case: Any, impl: Any, situation: str) -> Any:
 
 
 def among(impl: Any, situation: str) -> Any:
-    """Return the public names of an implementation in a situation; none is the implementation itself."""
+    """Return the public names of an implementation in a situation, unchanged if the situation is empty."""
     return Situated(impl, situation) if situation else impl

@@ -140,7 +140,7 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
     expect_close(rate, POLY_RATES[2], "lr after a load", ulps=8)
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("WARM-032")
 @pytest.mark.parametrize("kind", ["plain", "tensor", "wrapped", "combined"])
 def test_group_that_comes_later(impl, kind):
@@ -168,7 +168,7 @@ def test_group_that_comes_later(impl, kind):
     expect_poly_rate(optimizer, 3)
 
 
-@pytest.mark.alone("it counts groups")
+@pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("WARM-076")
 @pytest.mark.parametrize("kind", ["key of the schedule", "known key", "known parameter", "no key"])
 def test_group_that_cannot_be(impl, kind):
