@@ -324,7 +324,7 @@ class Engine:
         if situation:
             arguments["impl"] = among(arguments["impl"], situation)
         if hasattr(function, "hypothesis"):
-            self._note_draws(head, function)
+            self._note_draws(item, function)
         if self._steps is None:
             self._steps = steps_of(self.surface)
         undo = functools.partial(fresh, self._steps)
@@ -402,14 +402,14 @@ class Engine:
         if self.writer:
             self.writer.inputs(head["inputs"])
 
-    def _note_draws(self, head: Head, function: Any) -> None:
+    def _note_draws(self, item: Any, function: Any) -> None:
         """Note each drawn input before the case runs, so that the record of a crash has it."""
         handle = function.hypothesis
         inner = getattr(handle, "keyedopt_inner", handle.inner_test)
         handle.keyedopt_inner = inner
 
         def noted(*args: Any, **kwargs: Any) -> Any:
-            self._note_inputs(head, kwargs)
+            self._note_inputs(item.stash[HEAD], {**kwargs, **as_input(item)})
             return inner(*args, **kwargs)
 
         handle.inner_test = noted
