@@ -270,20 +270,25 @@ def test_options_of_groups_stay(impl):
 
 @pytest.mark.clause("KEYED-082")
 def test_an_option_that_a_step_changes(impl):
-    """A learning rate tensor that each step decreases keeps its value and identity."""
+    """Tensors among the options that each step changes keep their values and identity."""
 
     class Decaying(torch.optim.SGD):
         def step(self, closure=None):
             super().step(closure)
             for group in self.param_groups:
                 group["lr"].mul_(0.5)
+                group["temperature"].mul_(0.5)
 
     params = parameters(1)
-    rate = tensor(0.25)
-    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Decaying(listed, lr=rate, momentum=0.9))
+    kept = {"lr": tensor(0.25), "temperature": tensor([1.0, 2.0])}
+    optimizer = impl.KeyedOptimizerWrapper(
+        params, lambda listed: Decaying([{"params": listed, **kept}], momentum=0.9)
+    )
     optimizer.init_state()
-    expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the learning rate", "another")
-    expect_equal(float(rate), 0.25, "learning rate after init_state")
+    for name, wanted in (("lr", 0.25), ("temperature", [1.0, 2.0])):
+        group = optimizer.param_groups[0]
+        expect(group[name] is kept[name], f"the same tensor for {name}", "another")
+        expect_equal(group[name].tolist(), wanted, f"{name} after init_state")
 
 
 @pytest.mark.clause("KEYED-083")

@@ -132,8 +132,9 @@ class ForeignKeyed(torch.optim.Optimizer):
             state_dict = state_dict if changed is None else changed
         for key, entry in state_dict["state"].items():
             param = self.params[key]
-            live = self.state[param].setdefault("velocity", torch.zeros_like(param, requires_grad=False))
-            live.copy_(entry["velocity"])
+            live = self._entry(param)
+            for name in live:
+                live[name].copy_(entry[name])
         if self.defaults["_save_param_groups"]:
             self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]
         if self.refuse:
@@ -145,7 +146,7 @@ class ForeignKeyed(torch.optim.Optimizer):
         """Create the state and zero gradients."""
         for param in self.params.values():
             param.grad = torch.zeros_like(param)
-            self.state[param].setdefault("velocity", torch.zeros_like(param))
+            self._entry(param)
 
     def post_load_state_dict(self) -> None:
         """Do nothing."""
@@ -160,10 +161,18 @@ class ForeignKeyed(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    entry = self.state[param]
-                    entry.setdefault("velocity", torch.zeros_like(param)).mul_(0.9).add_(param.grad)
+                    entry = self._entry(param)
+                    entry["steps"].add_(1)
+                    entry["velocity"].mul_(0.9).add_(param.grad)
                     param.sub_(entry["velocity"], alpha=group["lr"])
         return loss
+
+    def _entry(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the state of a parameter; create it if it is missing."""
+        entry: dict[str, torch.Tensor] = self.state[param]
+        if not entry:
+            entry.update(velocity=torch.zeros_like(param, requires_grad=False), steps=torch.zeros(()))
+        return entry
 
 
 @contextlib.contextmanager
