@@ -18,6 +18,9 @@ from keyedopt.conformance.suite.support.sharded import everyone
 
 HERE = [3.0, -4.0]
 THERE = [12.0, 0.0]
+#: How a gradient lies on a mesh, a word for each dimension.
+PLACEMENTS = ["shard", "replicate", "replicate shard", "shard shard"]
+PLACEMENTS += ["partial", "partial replicate", "shard partial"]
 
 
 @pytest.mark.clause("CLIP-058")
@@ -101,12 +104,13 @@ def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-055", "CLIP-056")
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
-@pytest.mark.parametrize("placement", ["shard", "replicate", "replicate shard", "shard shard"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None:
-    """A sharded DTensor counts with the shards of all ranks, a replicated one once; or the step raises."""
-    with mirrored_ranks(2 ** len(placement.split())):
+    """A DTensor counts as the full tensor: shards, copies or sums of all ranks; or the step raises."""
+    words = placement.split()
+    with mirrored_ranks(2 ** len(words)):
         params: dict[str, Any] = {
-            "d": torch.nn.Parameter(spread(zeros(2), placement, 2)),
+            "d": torch.nn.Parameter(spread(zeros(2), placement.replace("partial", "replicate"), 2)),
             **zeros_with_grads(THERE),
         }
         params["d"].grad = spread(tensor(HERE), placement, 2)
@@ -116,9 +120,11 @@ def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None
         except (ValueError, TypeError, RuntimeError):
             expect_equal(recorder.received, [], "gradients handed on by a refused step")
             return
-        norm = p_norm([*HERE * 2 ** placement.split().count("shard"), *THERE], norm_type)
+        full = [element * 2 ** words.count("partial") for element in HERE]
+        norm = p_norm([*full * 2 ** words.count("shard"), *THERE], norm_type)
         expect(optimizer.last_total_grad_norm is not None, "a norm", None)
         expect_close(local(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
-        for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
+        for seen, grad in zip(recorder.received[0], (full, THERE), strict=True):
+            summands = 2 ** sum(kind.is_partial() for kind in getattr(seen, "placements", ()))
             wanted = tensor(grad) / (norm + 1e-6)
-            expect_close(local(seen), wanted, "received gradient", ulps=8)
+            expect_close(local(seen) * summands, wanted, "received gradient", ulps=8)

@@ -47,12 +47,13 @@ def zeros_with_grads(*grads: list[float]) -> dict[str, Any]:
 def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
     """Make a DTensor whose local part on this rank is the tensor, on a mesh with some ranks per dimension.
 
-    The mesh has one dimension for each word of the placement: ``"replicate shard"`` shards within groups.
+    The mesh has one dimension for each word of the placement: ``"replicate shard"`` shards within groups,
+    and the parts of ``"partial"`` are summands.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    placements = {"shard": Shard(0), "replicate": Replicate()}
+    placements = {"shard": Shard(0), "replicate": Replicate(), "partial": Partial()}
     words = placement.split()
     mesh = init_device_mesh(the_device().type, (ranks,) * len(words))
     return DTensor.from_local(tensor, mesh, [placements[word] for word in words], run_check=False)
