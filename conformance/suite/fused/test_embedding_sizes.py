@@ -208,19 +208,18 @@ def test_two_backward_passes_through_one_forward(impl):
 
 @pytest.mark.clause("FUSED-090")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.initial_values", "SGD")
-@pytest.mark.parametrize("bounds", [{}, {"weight_init_min": -3.0, "weight_init_max": -2.0}])
+@pytest.mark.parametrize("bounds", [(), (-3.0, -2.0), (-1.0, 0.0), (0.0, 0.5)])
 def test_initial_values(impl, bounds):
     """Without init_fn initial values are uniform between their bounds, by default ±√(1/rows)."""
+    given = dict(zip(("weight_init_min", "weight_init_max"), bounds, strict=False))
     configs = [
-        impl.EmbeddingBagConfig(
-            num_embeddings=64, embedding_dim=16, name=name, feature_names=[name], **bounds
-        )
+        impl.EmbeddingBagConfig(num_embeddings=64, embedding_dim=16, name=name, feature_names=[name], **given)
         for name in ("t", "u")
     ]
     tables = tables_of(
         impl.EmbeddingBagCollection(configs, *unwrapped(impl.SGD, {"lr": 0.125}), device=the_device())
     )
-    low, high = tuple(bounds.values()) or (-0.125, 0.125)
+    low, high = bounds or (-0.125, 0.125)
     for name, table in tables.items():
         places = (table.detach() - low) / (high - low)
         counts = places.flatten().histc(4, 0.0, 1.0)  # a value outside the bounds is in no quarter

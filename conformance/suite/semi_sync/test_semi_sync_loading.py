@@ -70,6 +70,7 @@ def compose(impl: Any, kind: str, params: Any) -> Any:
         "parameter too many",
         "local state missing",
         "global state missing",
+        "all global state missing",
         "key too many",
         "key without prefix",
         "key too many, without prefix",
@@ -112,6 +113,14 @@ def test_malformed_state(impl, wrong):
     elif wrong == "global state missing":
         for key in [key for key in entry if key.startswith("semi_sync_global_")]:
             del entry[key]
+    elif (
+        wrong == "all global state missing"
+    ):  # the counters, which say that there was some, are by themselves
+        for each in state.values():
+            counters = {name: each.pop(name) for name in (LOCAL_COUNTER, GLOBAL_COUNTER)}
+            for key in [key for key in each if key.startswith("semi_sync_global_")]:
+                del each[key]
+        state.update({name: {name: value} for name, value in counters.items()})
     elif wrong == "key too many":
         entry["semi_sync_local_more"] = zeros(3)
     elif wrong == "key without prefix":
