@@ -28,6 +28,7 @@ def test_an_added_group_trains_saves_and_loads(impl, form, dtype):
     mine = {"params": given, "lr": 0.01}
     optimizer.add_param_group(mine)
     expect(set(mine) == {"params", "lr"} and mine["params"] is given, "the caller's group unchanged", mine)
+    expect_equal(sorted(params), ["p0"], "keys of the caller's mapping of parameters")
     mine["lr"] = 5.0
     expect_equal(sorted(optimizer.params), ["late", "p0"], "keys of the parameters")
     expect_equal([group["lr"] for group in optimizer.param_groups], [0.1, 0.01], "rates")
