@@ -36,6 +36,7 @@ from keyedopt.conformance.suite.support.options import (
     ADAGRADS,
     ADAMS,
     EACH,
+    FROM_ZERO,
     SET,
     START,
     TWO,
@@ -203,6 +204,21 @@ def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
         expect_same_state(impl, algorithm, entries_of(two, other), entries_of(one, plain))
         if not algorithm.endswith("LAMB"):  # whose trust ratio scales the decay
             expect_close(other.detach(), wanted, f"the weight after {steps} steps", ulps=16)
+
+
+@pytest.mark.clause("ALGO-112")
+@pytest.mark.needs("{algorithm}.{option}")
+@pytest.mark.parametrize(("algorithm", "option"), FROM_ZERO)
+def test_an_option_of_zero(impl, algorithm, option):
+    """An option that is given as 0 acts like a tiny value, or is refused; it is not left out."""
+    start, grads, seen = parameter(4, 3), fixed_grads(3), []
+    for value in (0.0, 1e-30):
+        given = with_required_options(option, (value, value) if option == "betas" else value)
+        try:
+            seen.append(trained_copy(impl, algorithm, start, grads, **given)[0])
+        except ValueError:
+            return
+    expect_same_way(seen[0], seen[1], start, f"the weight with {option} = 0")
 
 
 @pytest.mark.clause("ALGO-024")

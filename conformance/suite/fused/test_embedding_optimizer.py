@@ -275,3 +275,28 @@ def test_hyper_parameters_are_set(impl, around):
     expect_equal(round(decrease_of_row_0(module), 4), 1.0, "decrease after the error")
     optimizer.update_hyper_parameters({"lr": 0.25})
     expect_equal(round(decrease_of_row_0(module), 4), 0.25, "decrease with the new learning rate")
+
+
+@pytest.mark.clause("FUSED-098")
+@pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
+@pytest.mark.parametrize(
+    ("kinds", "option"),
+    [(("SGD", "Adam"), {"momentum": 0.5}), (("Adam", "SGD"), {"betas": (0.5, 0.75)})],
+    ids=["SGD first", "Adam first"],
+)
+def test_hyper_parameters_of_unlike_tables(impl, kinds, option):
+    """An option that only the first table's optimizer has is an error, and changes no group."""
+    module = collection(impl, None)
+    for table, kind in zip(module.parameters(), kinds, strict=True):
+        impl.apply_optimizer_in_backward(getattr(torch.optim, kind), [table], {"lr": 1.0})
+    optimizer = module.fused_optimizer
+    before = [snapshot({**group, "params": []}) for group in optimizer.param_groups]
+    expect_raises(
+        lambda: optimizer.update_hyper_parameters({"lr": 0.5, **option}),
+        ValueError,
+        NotImplementedError,
+        KeyError,
+        expected=f"an error, as only {kinds[0]} has {next(iter(option))}",
+    )
+    after = [{**group, "params": []} for group in optimizer.param_groups]
+    expect_unchanged(before, after, "options of the groups")

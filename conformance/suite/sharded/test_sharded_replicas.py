@@ -71,6 +71,22 @@ def test_replicated_tables(impl: Any, algorithm: str) -> None:
         expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
 
 
+@pytest.mark.clause("SHARD-017")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+@on_each_rank
+def test_mean_of_ranks_that_reach_other_tables(impl: Any) -> None:
+    """The mean is over all ranks, also for a table that only some of them reach."""
+    replica, single = collection(impl, process_group=everyone()), collection(impl)
+    for step in range(2):
+        chosen = ["h" if each % 2 == step else "f" for each in range(size())]
+        loss_of({"": replica(jagged(BATCHES[0]))[chosen[rank()]]}).backward()
+        outputs = single(jagged(BATCHES[0]))
+        losses = [loss_of({"": outputs[name]}) for name in chosen]
+        torch.stack(losses).mean().backward()
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        expect_close(seen, wanted, "table", ulps=64)
+
+
 @pytest.mark.clause("SHARD-018")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "Adam")
 @on_each_rank
