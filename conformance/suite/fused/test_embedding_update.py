@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.algorithms import expect_same_way
 from keyedopt.conformance.suite.support.assertions import (
     expect,
@@ -30,6 +31,7 @@ from keyedopt.conformance.suite.support.embedding import (
     train_rows,
 )
 from keyedopt.conformance.suite.support.measured import Measuring
+from keyedopt.conformance.suite.support.options import FROM_ZERO, with_required_options
 from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES
 
 
@@ -208,6 +210,24 @@ def test_other_rows(impl, optimizer):
 def test_other_rows_with_options(impl, optimizer, option, options):
     """Decay, max_norm and momentum do not change rows that are not looked up, or their state."""
     expect_other_rows_unchanged(collection(impl, optimizer, options))
+
+
+@pytest.mark.clause("FUSED-105")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@pytest.mark.parametrize(("optimizer", "option"), [pair for pair in FROM_ZERO if pair[0] in FUSED_OPTIMIZERS])
+def test_an_option_of_zero(impl, optimizer, option):
+    """An option of tables that is given as 0 acts like a tiny value, or is refused; it is not left out."""
+    trained = []
+    for value in (0.0, 1e-30):
+        given = with_required_options(option, (value, value) if option == "betas" else value)
+        try:
+            module = collection(impl, optimizer, given, tables=ONE_TABLE)
+        except ValueError:
+            return
+        for step in (1, 2):
+            train_rows(module, [0, 3], [[0.5, -1.0, 0.25, step], [2.0, 0.125, -step, 1.0]])
+        trained.append(tables_of(module)["t"].detach())
+    expect_near(*trained, f"the table with {option} = 0")
 
 
 def expect_other_rows_unchanged(module: Any) -> None:
