@@ -300,3 +300,20 @@ def test_hyper_parameters_of_unlike_tables(impl, kinds, option):
     )
     after = [{**group, "params": []} for group in optimizer.param_groups]
     expect_unchanged(before, after, "options of the groups")
+
+
+@pytest.mark.clause("FUSED-098")
+@pytest.mark.needs("EmbeddingBagCollection", "Adam", "Adam.betas")
+@pytest.mark.parametrize(
+    "given", [{"beta1": 0.5}, {"beta2": 0.75}, {"beta1": 0.5, "beta2": 0.75}], ids=" ".join
+)
+def test_betas_are_set(impl, given):
+    """Each of beta1 and beta2 is set, alone and together, and the other one stays."""
+    module = collection(impl, "Adam", {"lr": 0.5}, tables=ONE_TABLE)
+    module.fused_optimizer.update_hyper_parameters(given)
+    betas = given.get("beta1", 0.9), given.get("beta2", 0.999)
+    other = collection(impl, "Adam", {"lr": 0.5, "betas": betas}, tables=ONE_TABLE)
+    for each in (module, other):
+        train_with_ones(each, (0, 1, 1))
+        train_with_ones(each, (1, 2))
+    expect_close(tables_of(module)["t"].detach(), tables_of(other)["t"].detach(), "the table", ulps=64)

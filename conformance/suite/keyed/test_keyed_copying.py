@@ -115,6 +115,25 @@ def test_hooks_are_copied(impl, how):
     expect_equal(getattr(optimizer, "calls", 0), 0, "calls of the hooks with the original")
 
 
+@pytest.mark.clause("KEYED-107")
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_copy_that_a_step_hook_made_has_hooks(impl, when):
+    """A copy that is made within a step, by a hook, runs its hooks when it steps."""
+    copies, ran = [], []
+    optimizer = copied(sgd(impl, parameters(1)), "deepcopy")  # hooks that never run are another clause's
+
+    def snap(own, *_):
+        if own is optimizer:
+            copies.append(copy.deepcopy(own))
+        else:
+            ran.append(own)
+
+    getattr(optimizer, f"register_step_{when}_hook")(snap)
+    train(optimizer, optimizer.params, 1)
+    train(copies[0], copies[0].params, 1)
+    expect(ran == copies, "one call, with the copy, of the hook", f"{len(ran)} calls")
+
+
 @pytest.mark.clause("KEYED-108")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_of_a_scheduled_optimizer_steps_itself(impl, how):
