@@ -194,6 +194,13 @@ def test_zero_grad_reaches_all_optimizers(impl, dtype, to_none):
     combined.zero_grad()  # nothing to zero is no error
 
 
+@pytest.mark.clause("COMB-053")
+def test_what_step_returns(impl):
+    """Observe what step returns with and without a closure."""
+    combined, _, _ = combined_pair(impl)
+    return [outcome(lambda: combined.step(lambda: 2.5)), outcome(combined.step)]
+
+
 @pytest.mark.clause("COMB-032")
 @pytest.mark.parametrize(
     "keys",

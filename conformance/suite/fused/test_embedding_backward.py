@@ -58,6 +58,22 @@ def test_error_if_nonfinite(impl, optimizer, bad):
 
 
 @pytest.mark.clause("FUSED-043")
+@pytest.mark.needs("EmbeddingBagCollection", "AccumulateSGD", "AccumulateSGD.error_if_nonfinite")
+@pytest.mark.parametrize("feature", ["f", "h"])
+def test_error_if_nonfinite_within_a_window(impl, feature):
+    """A non-finite gradient of one table leaves the windows of all tables as they were."""
+    window = {"use_accumulate": True, "accumulate_step": 3}
+    module = collection(impl, "AccumulateSGD", {"error_if_nonfinite": True, **window})
+    fit(module, jagged(BAGS))
+    before = snapshot(tables_and_state(module))
+    outputs = module(jagged(BAGS))
+    scales = {name: float("inf") if name == feature else 1.0 for name in outputs}
+    loss = torch.stack([(output * scales[name]).sum() for name, output in outputs.items()]).sum()
+    expect_raises(loss.backward, RuntimeError, ValueError, expected="an error for the gradient")
+    expect_unchanged(before, tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-043")
 @pytest.mark.needs("EmbeddingBagCollection", "SGD", "SGD.error_if_nonfinite")
 def test_error_if_a_sum_overflows(impl):
     """Finite gradients whose sum overflows float32 raise an error, or give finite weights."""

@@ -361,6 +361,24 @@ def test_nested_clipping(impl):
 
 
 @pytest.mark.clause("FUSED-075")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "OptimizerWrapper")
+@pytest.mark.parametrize("bounds", [(0.25, 0.5), (0.5, 0.25), (0.5, 1.0, 0.25), (0.25, 1.0, 0.5)])
+def test_clipping_around_wrapped_clipping(impl, bounds):
+    """All bounds stay in force if there are wrappers between, and if there are three of them."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    optimizer = module.fused_optimizer
+    for bound in bounds:
+        optimizer = clipped(impl, impl.OptimizerWrapper(optimizer), "VALUE", bound)
+        if optimizer is None:
+            return
+    before = float(tables_of(module)["t"].detach()[0, 0])
+    (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
+    optimizer.step()
+    taken = round(before - float(tables_of(module)["t"].detach()[0, 0]), 4)
+    expect_equal(taken, 0.25, "step bounded by all of them")
+
+
+@pytest.mark.clause("FUSED-075")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_joint_clipping_around_clipping(impl):
     """Joint clipping around the clipping of a table applies both bounds in each step."""

@@ -231,6 +231,28 @@ def test_all_or_nothing(impl, last):
     expect_untouched(first, second)
 
 
+class OfMatrices(torch.optim.SGD):
+    """An optimizer that refuses parameters that are no matrices."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        listed = list(params)
+        if any(param.dim() != 2 for param in listed):
+            raise ValueError("only matrices can be optimized")
+        super().__init__(listed, lr=lr)
+
+
+@pytest.mark.clause("INBW-016")
+def test_a_parameter_that_the_optimizer_refuses(impl):
+    """A call in which the optimizer refuses the last parameter has no effect on the others."""
+    matrices, vector = [parameter(4, 3), parameter(4, 3, seed=1)], parameter(3)
+    expect_raises(
+        lambda: apply_in_backward(impl, OfMatrices, [*matrices, vector]),
+        Exception,
+        expected="the error of the optimizer",
+    )
+    expect_untouched(*matrices, vector)
+
+
 @pytest.mark.clause("INBW-018")
 @pytest.mark.parametrize("form", ["list", "generator"])
 def test_listed_twice(impl, form):
