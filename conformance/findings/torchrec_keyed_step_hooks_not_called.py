@@ -5,7 +5,7 @@ does. Hooks start to work, for all instances of the class at once, when any inst
 or (in subclasses that do not override it) when zero_grad is called. Until then, logging, clipping and
 profiling hooks are silently skipped.
 
-Clauses: KEYED-065, KEYED-118, COMB-036, WRAP-027.
+Clauses: KEYED-065, KEYED-118, KEYED-123, COMB-036, WRAP-027.
 """
 
 import sys

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+import torch.optim.optimizer as torch_hooks
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, outcome
 from keyedopt.conformance.suite.support.device import full, ones, zeros
-from keyedopt.conformance.suite.support.inputs import parameters, set_grads, train
+from keyedopt.conformance.suite.support.inputs import parameters, set_grads, sgd, train
 
 
 def stepping(impl):
@@ -78,6 +79,22 @@ def test_a_removed_hook_is_not_called(impl):
     handle.remove()
     optimizer.step()
     expect_equal(len(seen), 1, "calls in a step with and a step without the hook")
+
+
+@pytest.mark.clause("KEYED-123")
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_hooks_of_all_optimizers(impl, when):
+    """A hook for the steps of all optimizers runs once per step of each keyed optimizer."""
+    params = parameters(1)
+    optimizer, seen = sgd(impl, params), []
+    register = getattr(torch_hooks, f"register_optimizer_step_{when}_hook")
+    handle = register(lambda own, *_: seen.append(own is optimizer))
+    try:
+        train(optimizer, params, 2)
+    finally:
+        handle.remove()
+    train(optimizer, params, 1)
+    expect_equal(sum(seen), 2, "calls with the keyed optimizer in two steps, and none after the removal")
 
 
 @pytest.mark.clause("KEYED-066")
