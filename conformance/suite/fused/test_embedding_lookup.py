@@ -143,8 +143,9 @@ def test_a_feature_of_several_tables(impl, kind):
         expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
         ones = {"f": [[1.0]], "g": [[1.0]]} if weighted else None
         valid, too_large = (jagged({"f": [[row]], "g": [[0]]}, ones) for row in (4, 5))
-        # row 5 is valid in t, and past the end of u
-        expect_lookup_error(module, too_large, valid, *REFUSALS, expected="an error for row 5 of 5")
+        for order in (tables, tables[::-1]):  # row 5 is valid in t, and past the end of u
+            module = collection(impl, kind=kind, tables=order, weighted=weighted)
+            expect_lookup_error(module, too_large, valid, *REFUSALS, expected="an error for row 5 of 5")
 
 
 @pytest.mark.clause("FUSED-024")
@@ -209,7 +210,10 @@ def test_errors_name_the_feature(impl, which):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 @pytest.mark.parametrize(
     "which",
-    ["missing", "no mapping", "no tuple", "no tensor", "weights lack", "weights short", "weights int"],
+    [
+        *("missing", "no mapping", "no tuple", "no tensor"),
+        *("weights lack", "weights short", "weights int", "weights one", "weights column"),
+    ],
 )
 def test_misused_features(impl, which):
     """A missing feature, parts that are not tensors, and weights of the wrong size raise a ValueError."""
@@ -226,6 +230,8 @@ def test_misused_features(impl, which):
             "weights lack": (values, offsets),
             "weights short": (values, offsets, weights[0][:2] if weights else None),
             "weights int": (values, offsets, values),
+            "weights one": (values, offsets, weights[0][:1] if weights else None),
+            "weights column": (values, offsets, weights[0][:, None] if weights else None),
         }[which]
     given = list(features.values()) if which == "no mapping" else features
     mentions = [] if which == "no mapping" else ["'f'"]
