@@ -3,7 +3,9 @@
 Run ``python -m keyedopt.tools.mutate [FOLDER_OR_FILE]... [--sample N] [--seed S]`` after ``pip
 install -e .[mutate]``; paths are relative to the folder that ``--of`` names. `KEYEDOPT_BACKEND` chooses the
 backend. The operators are those of cosmic-ray and two more, which run a loop for its first or for its last
-element only: ``--operators second`` has only these.
+element only: ``--operators second`` has only these. With ``--faults FOLDER`` the mutants are faults that
+somebody wrote, such as an author who has not read the suite: JSON files with ``file`` (below the folder that
+is mutated), ``old`` (a text that the file has once) and ``new``.
 
 One process collects the cases and forks for everything else. The first fork runs all cases under coverage, to
 know which cases reach which line and how long each takes. Each mutant is grafted in a fork of its own, which
@@ -75,16 +77,52 @@ class Mutation:
         return str(mutate_code(_text(self.file), get_operator(self.operator)(), self.occurrence))
 
     @property
-    def statement(self) -> range:
+    def lines(self) -> range:
         """The lines of the changed statement, without those of the statements in it."""
-        line = self.position[0][0]
-        found = (lines for lines in _statements(self.file) if line in lines)
-        return next(found, range(line, line + 1))  # an `except` line is in no statement
+        return _statement(self.file, self.position[0][0])
 
     def __str__(self) -> str:
         lines = _text(self.file).splitlines(), self.text.splitlines()
         changed = [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
         return f"{self.file}:{self.position[0][0]} {self.operator} {self.occurrence}\n" + "\n".join(changed)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that somebody wrote: one text of a file in place of another."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Fault":
+        """Read a fault; raise SystemExit if it is none."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            fault = cls(path.stem, *(str(found[name]) for name in ("file", "old", "new")))
+            count = _text(fault.file).count(fault.old)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise SystemExit(f"{path}: expected JSON with file, old and new: {error!r}") from error
+        if count != 1:
+            raise SystemExit(f"{path}: expected `old` once in {fault.file}, which has it {count} times")
+        return fault
+
+    @property
+    def text(self) -> str:
+        """The changed text of the file."""
+        return _text(self.file).replace(self.old, self.new)
+
+    @property
+    def lines(self) -> range:
+        """The lines of the changed statements."""
+        first = _text(self.file).partition(self.old)[0].count("\n") + 1
+        last = first + self.old.rstrip("\n").count("\n")
+        return range(_statement(self.file, first).start, _statement(self.file, last).stop)
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.name}"
 
 
 @functools.cache
@@ -100,6 +138,12 @@ def _statements(file: str) -> list[range]:
         inner = [part.lineno for part in ast.walk(node) if isinstance(part, ast.stmt) and part is not node]
         found.append(range(node.lineno, min([*inner, (node.end_lineno or node.lineno) + 1])))
     return sorted(found, key=len)
+
+
+def _statement(file: str, line: int) -> range:
+    """Return the lines of the smallest statement with this line."""
+    found = (lines for lines in _statements(file) if line in lines)
+    return next(found, range(line, line + 1))  # an `except` line is in no statement
 
 
 def _loops(file: str) -> list[Position]:
@@ -156,8 +200,8 @@ def sampled(
 Graft = Callable[[], None]
 
 
-def grafted(mutation: Mutation) -> Graft | None:
-    """Return a function that plants a mutant in this process; None if no body of a function changes."""
+def grafted(mutation: Mutation | Fault) -> Graft | None:
+    """Return a function that plants a mutant in this process; None if not just bodies of functions change."""
     package = f"keyedopt.{_CHOSEN[0].name}"
     name = ".".join((package, *Path(mutation.file).with_suffix("").parts)).removesuffix(".__init__")
     try:
@@ -169,17 +213,20 @@ def grafted(mutation: Mutation) -> Graft | None:
         for one, other in zip(*map(_functions, codes), strict=False)
         if _bare(one) != _bare(other)
     ]
-    if len(pairs) != 1 or pairs[0][0].co_freevars != pairs[0][1].co_freevars:
+    if _outside(codes[0]) != _outside(codes[1]) or any(
+        old.co_freevars != new.co_freevars for old, new in pairs
+    ):
         return None
-    ((old, new),) = pairs
-    try:
-        named = planting.functions(importlib.import_module(name), old.co_qualname)
-        live = [each for each in named if each.__code__.co_firstlineno == old.co_firstlineno]
-    except AttributeError:  # made by a function that is called at the import
-        return None
+    live = []
+    for old, new in pairs:
+        try:
+            named = planting.functions(importlib.import_module(name), old.co_qualname)
+        except AttributeError:  # made by a function that is called at the import
+            return None
+        live += [(each, new) for each in named if each.__code__.co_firstlineno == old.co_firstlineno]
 
     def graft() -> None:
-        for each in live:
+        for each, new in live:
             each.__code__ = new
 
     return graft if live else None
@@ -189,6 +236,15 @@ def _functions(code: CodeType) -> Iterator[CodeType]:
     """Yield the functions of a module that are in no other function."""
     for part in (part for part in code.co_consts if isinstance(part, CodeType)):
         yield from [part] if part.co_flags & 1 else _functions(part)  # CO_OPTIMIZED: no body of a class
+
+
+def _outside(code: CodeType) -> CodeType:
+    """Return the code of a module or class without its functions and the positions in lines."""
+    constants = (
+        part if not isinstance(part, CodeType) else None if part.co_flags & 1 else _outside(part)
+        for part in code.co_consts
+    )
+    return code.replace(co_linetable=b"", co_consts=tuple(constants))
 
 
 def _bare(code: CodeType) -> CodeType:
@@ -237,7 +293,7 @@ class _Stopping(Writer):
 class _Forks:
     """The pytest plugin that forks when the cases are collected."""
 
-    def __init__(self, chosen: Sequence[tuple[Mutation, Graft]], seconds: float, scratch: Path):
+    def __init__(self, chosen: Sequence[tuple[Mutation | Fault, Graft]], seconds: float, scratch: Path):
         self._chosen, self._seconds, self._scratch = chosen, seconds, scratch
         self.counts: dict[str, collections.Counter[str]] = {}
 
@@ -253,7 +309,7 @@ class _Forks:
                 lines.setdefault(line, set()).update(reaching)
         print(f"{len(took)} of {len(items)} cases pass without a fault", flush=True)
         for number, (mutation, graft) in enumerate(self._chosen):
-            reached = [lines.get(f"{mutation.file}:{line}", ()) for line in mutation.statement]
+            reached = [lines.get(f"{mutation.file}:{line}", ()) for line in mutation.lines]
             cases = sorted(took.keys() & set().union(*reached), key=took.__getitem__)
             session.items[:] = [items[case] for case in cases]
             run = functools.partial(self._until_rejected, graft)
@@ -317,6 +373,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", default=["."], help="folders or files; default: all")
     parser.add_argument("--of", choices=FOLDERS, default=FOLDERS[0], help="the folder that is mutated")
     parser.add_argument("--operators", choices=("all", "second"), default="all")
+    parser.add_argument("--faults", type=Path, help="a folder of faults in JSON, in place of operators")
     parser.add_argument("--sample", type=int, default=10**6, help="how many mutants of each path")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time for the cases of a mutant")
@@ -324,12 +381,17 @@ def main() -> None:
     _CHOSEN[0] = folder = (
         Path(importlib.import_module(f"keyedopt.{given.of}").__file__ or "").resolve().parent
     )
-    chosen = []
-    for path in given.paths:
+    chosen: list[tuple[Mutation | Fault, Graft]] = []
+    for path in () if given.faults else given.paths:
         found = sorted((folder / path).rglob("*.py")) or [folder / path]
         files = [name for file in found if "triton" not in (name := file.relative_to(folder).as_posix())]
         chosen += sampled(files, given.sample, given.seed, given.operators)
     random.Random(given.seed).shuffle(chosen)  # so that a run which is stopped has seen every folder
+    for fault in map(Fault.read, sorted(given.faults.glob("*.json")) if given.faults else ()):
+        if graft := grafted(fault):
+            chosen.append((fault, graft))
+        else:
+            print(f"left out, as more than bodies of functions change: {fault}", flush=True)
     print(f"{len(chosen)} mutants", flush=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     importlib.import_module("torch._dynamo")  # the first optimizer of a process imports it

@@ -19,8 +19,8 @@ from keyedopt.conformance.suite.support.sharded import everyone
 HERE = [3.0, -4.0]
 THERE = [12.0, 0.0]
 #: How a gradient lies on a mesh, a word for each dimension.
-PLACEMENTS = ["shard", "replicate", "replicate shard", "shard shard"]
-PLACEMENTS += ["partial", "partial replicate", "shard partial"]
+ON_MESHES = ["shard", "replicate", "replicate shard", "shard shard"]
+ON_MESHES += ["partial", "partial replicate", "shard partial"]
 
 
 @pytest.mark.clause("CLIP-058")
@@ -104,7 +104,7 @@ def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-055", "CLIP-056")
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", ON_MESHES)
 def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None:
     """A DTensor counts as the full tensor: shards, copies or sums of all ranks; or the step raises."""
     words = placement.split()
