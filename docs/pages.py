@@ -162,6 +162,19 @@ def _entry(package, found, name):
 
 
 def _copied(file: str) -> str:
-    """Return a document with its links to files as code: the files are not part of the site."""
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"`\1`", text)
+    """Return a document whose links lead to pages of the site; links to other files become code."""
+    library = {one.path.name: one.library for one in findings()}
+
+    def linked(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        script = target.rpartition("/")[2]
+        if target.startswith("#"):
+            return found[0]
+        if target.startswith("docs/"):
+            return f"[{text}]({target.removeprefix('docs/')})"
+        if script in library:
+            place = script.removesuffix(".py").replace("_", "-")
+            return f"[{text}](findings/{library[script]}.md#{place})"
+        return f"`{text}`"
+
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)", linked, (ROOT / file).read_text(encoding="utf-8"))
