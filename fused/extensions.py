@@ -72,10 +72,8 @@ def build_command() -> str:
 
 def _installed_from() -> str:
     """Return the folder from which pip installed keyedopt (PEP 610); empty if it was not a folder."""
-    try:
-        written = importlib.metadata.distribution("keyedopt").read_text("direct_url.json")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    about = json.loads(written or "{}")
+    # A build leaves metadata without this file in its folder, which Python may find first.
+    found = importlib.metadata.distributions(name="keyedopt")
+    about = json.loads(next(filter(None, (one.read_text("direct_url.json") for one in found)), "{}"))
     folder = urllib.parse.unquote(about["url"].removeprefix("file://")) if "dir_info" in about else ""
     return folder if Path(folder, "pyproject.toml").exists() else ""

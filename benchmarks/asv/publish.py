@@ -54,7 +54,8 @@ def publish(results: Path, html: Path) -> int:
 
     Raises:
         HistoryError: the results cannot be read.
-        PublishError: there are none, asv failed, or the present folder is no checkout.
+        PublishError: there are none, git has none of their commits, asv failed, or the present folder is no
+            checkout.
     """
     if not CONFIG.exists():
         raise PublishError(f"{CONFIG} is missing in {Path.cwd()}: change to a checkout of keyedopt")
@@ -71,7 +72,10 @@ def publish(results: Path, html: Path) -> int:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PublishError(f"asv publish failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    return sum(_drop_empty_rows(path) for path in html.rglob("summary.json"))
+    rows = sum(_drop_empty_rows(path) for path in html.rglob("summary.json"))
+    if not rows:
+        raise PublishError("git has none of the measured commits; fetch them with: git fetch --unshallow")
+    return rows
 
 
 def _drop_empty_rows(path: Path) -> int:

@@ -113,9 +113,9 @@ def test_the_command_of_an_install_builds_from_its_sources(tmp_path, monkeypatch
         "folder": {"url": url, "dir_info": {}},
     }
     texts = {"direct_url.json": about[kind] and json.dumps(about[kind])}
-    installed = types.SimpleNamespace(read_text=texts.get)
+    found = [types.SimpleNamespace(read_text=read) for read in ({}.get, texts.get)]
     monkeypatch.setattr(extensions, "_ROOT", tmp_path)
-    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: found)
     ending = f" --no-deps '{source}'" if kind == "folder" else " --no-deps --no-binary keyedopt keyedopt"
     assert extensions.build_command().endswith(ending)
 
