@@ -1,4 +1,4 @@
-"""Tutorials as they stand: the vendor's in an empty folder, that of a clause in a clone; what they say is printed."""
+"""Tutorials as they stand: the vendor's in an empty folder, that of clauses in a clone; output is as shown."""
 
 import os
 import re
