@@ -1,4 +1,4 @@
-"""Tutorials as they stand: the vendor's in an empty folder, that of clauses in a clone; output is as shown."""
+"""Tutorials as they stand: the vendor's in an empty folder, that of clauses in a clone; their output too."""
 
 import os
 import re
