@@ -119,6 +119,13 @@ def test_copied_documents_link_findings_and_their_own_sections(pages):
     assert "howto/clauses.html" in pages["contributing.html"].links
 
 
+def test_the_versions_page_has_the_table_with_dates(site):
+    page = (site / "versions.html").read_text(encoding="utf-8")
+    rows = [re.findall(r"<td><p>(.*?)</p></td>", row) for row in re.findall(r"<tr.*?</tr>", page, re.S)[1:]]
+    assert {row[0].rpartition(".")[0] for row in rows} >= {"2.11", "2.12", "2.13", "2.14", "2.15"}
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", row[2]) for row in rows)
+
+
 def test_links_inside_lead_to_a_page_and_a_place(pages):
     wrong = []
     for name, page in pages.items():
