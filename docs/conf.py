@@ -36,6 +36,7 @@ html_math_renderer = "mathml"
 autodoc_typehints, autodoc_typehints_format = "signature", "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
+toc_object_entries = False  # each class has a heading
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = True
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
@@ -56,4 +57,5 @@ def setup(app: Any) -> None:
         raise nodes.SkipNode
 
     app.connect("autodoc-process-docstring", docstrings.complete, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", docstrings.constructor)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

@@ -4,10 +4,13 @@ A class of `keyedopt.fused` replaces code of the reference, not its documentatio
 and example are those of the base class, and its own docstring says only what differs.
 """
 
+import dataclasses
 import importlib
 import inspect
 import re
 from typing import Any
+
+from sphinx.util.inspect import signature, stringify_signature
 
 #: An entry in ``Args:``: its names, its text, and the lines below that continue the text.
 ENTRY = re.compile(r"^    (?P<names>\*{0,2}\w+(?:, \w+)*): (?P<text>.*\n(?:        .*\n)*)", re.M)
@@ -53,6 +56,25 @@ def complete(app: Any, what: str, name: str, found: Any, options: Any, lines: li
     """Replace the lines of a docstring by those that are shown; called by Sphinx for each docstring."""
     if what in ("class", "function"):
         lines[:] = [*shown(found, ".".join(name.split(".")[:2])).splitlines(), ""]
+
+
+def constructor(
+    app: Any, what: str, name: str, found: Any, options: Any, shown: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    """Return the arguments of a class, or None where Sphinx shows them; called by Sphinx for each signature.
+
+    Sphinx prefers a ``__new__`` that passes everything on to ``__init__``, and shows the default of a field
+    that is a new list as ``<factory>``.
+    """
+    if what != "class" or shown is None or not (shown.startswith("(*args") or "<factory>" in shown):
+        return None
+    called = signature(found.__init__, bound_method=True)
+    parameters = dict(called.parameters)
+    for field in dataclasses.fields(found) if dataclasses.is_dataclass(found) else ():
+        if field.default_factory is not dataclasses.MISSING:
+            parameters[field.name] = parameters[field.name].replace(default=field.default_factory())
+    whole = called.replace(parameters=list(parameters.values()))
+    return stringify_signature(whole, show_return_annotation=False, unqualified_typehints=True), None
 
 
 def _resolved(entry: re.Match[str], package: str) -> str:

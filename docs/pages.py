@@ -1,4 +1,4 @@
-"""Pages that are made of data, and copies of those kept elsewhere: panel, trust, contributing."""
+"""Pages that are made of data, and copies of those kept elsewhere: panel, trust, contributing, versions."""
 
 import re
 from pathlib import Path
@@ -54,8 +54,8 @@ def write(folder: Path) -> None:
         "panel.md": "conformance/PANEL.md",
         "trust.md": "conformance/TRUST.md",
     }
-    copied = [(page, _copied(file)) for page, file in documents.items()]
-    made = dict([*_clauses(), *_findings(), *_api(), *copied])
+    copied = [(page, _linked((ROOT / file).read_text(encoding="utf-8"))) for page, file in documents.items()]
+    made = dict([*_clauses(), *_findings(), *_api(), *copied, _versions()])
     for name in MADE:
         for path in (folder / name).glob("*.md"):
             if f"{name}/{path.name}" not in made:
@@ -161,7 +161,27 @@ def _entry(package, found, name):
     return [*lines, "```", ""]
 
 
-def _copied(file: str) -> str:
-    """Return a document with its links to files as code: the files are not part of the site."""
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"`\1`", text)
+def _versions() -> tuple[str, str]:
+    """Return the page of the versions on which keyedopt was checked, which is a section of a README."""
+    text = (ROOT / "conformance" / "README.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Versions\n")[2].partition("\n## ")[0]
+    return "versions.md", f"# Versions\n{_linked(section)}\n"
+
+
+def _linked(document: str) -> str:
+    """Return a document whose links lead to pages of the site; links to other files become code."""
+    library = {one.path.name: one.library for one in findings()}
+
+    def linked(found: re.Match[str]) -> str:
+        text, target = found.groups()
+        script = target.rpartition("/")[2]
+        if target.startswith("#"):
+            return found[0]
+        if target.startswith("docs/"):
+            return f"[{text}]({target.removeprefix('docs/')})"
+        if script in library:
+            place = script.removesuffix(".py").replace("_", "-")
+            return f"[{text}](findings/{library[script]}.md#{place})"
+        return f"`{text}`"
+
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)([^)]+)\)", linked, document)

@@ -1,9 +1,12 @@
 """The C++ extensions: which are missing, what is slower without them, and the command that builds them."""
 
+import importlib.metadata
+import json
 import os
 import shlex
 import shutil
 import sys
+import urllib.parse
 import warnings
 from pathlib import Path
 
@@ -54,7 +57,23 @@ def compiler() -> str | None:
 
 
 def build_command() -> str:
-    """Return the command that builds the extensions: of a checkout in place, otherwise of a new install."""
-    checkout = (_ROOT / "pyproject.toml").exists()
-    source = ["-e", str(_ROOT)] if checkout else ["--no-binary", "keyedopt", "keyedopt"]
+    """Return the command that builds the extensions: of a checkout in place, otherwise of a new install.
+
+    A new install is made from the folder from which keyedopt was installed, or from the sources in the index.
+    """
+    if (_ROOT / "pyproject.toml").exists():
+        source = ["-e", str(_ROOT)]
+    elif folder := _installed_from():
+        source = [folder]
+    else:
+        source = ["--no-binary", "keyedopt", "keyedopt"]
     return shlex.join([sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps", *source])
+
+
+def _installed_from() -> str:
+    """Return the folder from which pip installed keyedopt (PEP 610); empty if it was not a folder."""
+    # A build leaves metadata without this file in its folder, which Python may find first.
+    found = importlib.metadata.distributions(name="keyedopt")
+    about = json.loads(next(filter(None, (one.read_text("direct_url.json") for one in found)), "{}"))
+    folder = urllib.parse.unquote(about["url"].removeprefix("file://")) if "dir_info" in about else ""
+    return folder if Path(folder, "pyproject.toml").exists() else ""

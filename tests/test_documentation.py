@@ -112,6 +112,20 @@ def test_an_accessibility_checker_finds_nothing(address, browser, scheme, width,
     context.close()
 
 
+def test_copied_documents_link_findings_and_their_own_sections(pages):
+    assert {"#optimizers-of-other-formulas", "findings/torchao.html#torchao-rows-share-blocks"} <= {
+        *pages["panel.html"].links
+    }
+    assert "howto/clauses.html" in pages["contributing.html"].links
+
+
+def test_the_versions_page_has_the_table_with_dates(site):
+    page = (site / "versions.html").read_text(encoding="utf-8")
+    rows = [re.findall(r"<td><p>(.*?)</p></td>", row) for row in re.findall(r"<tr.*?</tr>", page, re.S)[1:]]
+    assert {row[0].rpartition(".")[0] for row in rows} >= {"2.11", "2.12", "2.13", "2.14", "2.15"}
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", row[2]) for row in rows)
+
+
 def test_links_inside_lead_to_a_page_and_a_place(pages):
     wrong = []
     for name, page in pages.items():
@@ -144,6 +158,12 @@ def test_the_api_pages_show_types_defaults_and_ranges(site):
     for shown in ("lr: float | Tensor = 1e-3", "dampening – τ, at least 0", ">>> from keyedopt.fused import"):
         assert shown in text[:4000]
     assert "Return type" not in page, "text before a colon in Returns: is taken for a type"
+    signatures = re.findall(r'<dt class="sig sig-object py" id="keyedopt[.\w]+">(.*?)</dt>', page, re.S)
+    shown = [html.unescape(re.sub(r"<[^>]+>", "", one)) for one in signatures]
+    classes = [one for one in shown if one.strip().startswith("class")]
+    assert len(classes) >= 20
+    assert [one for one in shown if "~" in one or "<factory>" in one] == []
+    assert [one for one in classes if "*args" in one] == []
 
 
 def test_nothing_is_loaded_from_elsewhere(pages):

@@ -1,4 +1,4 @@
-"""The tutorial of the vendor: its commands as they stand, in an empty folder, and what it says they print."""
+"""Tutorials as they stand: the vendor's in an empty folder, that of clauses in a clone; their output too."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 from making import without_progress
 
 ROOT = Path(__file__).parents[1]
+CLAUSES = ROOT / "docs" / "howto" / "clauses.md"
 TUTORIAL = ROOT / "docs" / "tutorials" / "vendor.md"
 
 
@@ -93,3 +94,47 @@ def test_a_newcomer_gets_from_nothing_to_a_green_report(environment, tmp_path):
         assert part in red
     assert ">not conformant<" not in green
     assert ">partly checked<" in green
+
+
+@pytest.mark.complete
+def test_a_newcomer_adds_a_clause(tmp_path):
+    text = CLAUSES.read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.M | re.S)
+    (case,) = [body for kind, body in found if kind == "python"]
+    clause, mutant, known = [body for kind, body in found if kind == "toml"]
+    printed = [body for kind, body in found if not kind]
+    clone, packages = tmp_path / "clone", tmp_path / "site" / "keyedopt"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", ROOT.as_uri(), clone], check=True)
+    packages.mkdir(parents=True)
+    for folder in ("conformance", "reference", "fused", "cli", "tools", "reports", "benchmarks"):
+        (packages / folder).symlink_to(clone / folder)
+
+    def add(file, body, before=None):
+        path = clone / "conformance" / file
+        old = path.read_text(encoding="utf-8").rstrip("\n")
+        place = old.index(before) if before else len(old)
+        path.write_text(f"{old[:place]}\n\n\n{body}\n{old[place:]}", encoding="utf-8")
+
+    add("spec/wrapper.toml", clause, before="[[nothing]]")
+    add("suite/wrapper/test_wrapper_basics.py", case)
+    add("mutants/wrapper.toml", mutant)
+    add("expectations/torchrec.toml", known)
+    environment = {**os.environ, "PYTHONPATH": str(packages.parent)}
+    for line in (
+        "-m pytest -q -n 0 --pyargs keyedopt.conformance.suite.wrapper --implementation reference "
+        "-k keeps_the_memory",
+        "-m keyedopt.cli.main mutants wrapper-zeroes-a-copy-of-gradients",
+        "-m keyedopt.tools.spec_pages",
+        "-m pytest -q -n 0 tests/conformance/test_specification.py",
+    ):
+        done = subprocess.run(
+            [sys.executable, *line.split()],
+            cwd=clone,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if " mutants " in line:
+            assert done.stdout == printed[0]

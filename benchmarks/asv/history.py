@@ -195,7 +195,7 @@ def regressions(found: Sequence[Step], threshold: float = THRESHOLD) -> list[Ste
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print regressions; return 0 if there are none, 1 if there are, 2 on bad input."""
-    default = Path(__file__).parents[1] / "results" / "asv"
+    default = Path("benchmarks/results/asv")
     parser = argparse.ArgumentParser(prog="python -m keyedopt.benchmarks.asv.history", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=default, help=f"default: {default}")
     parser.add_argument("--threshold", type=float, default=THRESHOLD, help="default: %(default)s")

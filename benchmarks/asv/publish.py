@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.benchmarks.asv import history
-from keyedopt.benchmarks.gpu.asv_runs import PLACES, ROOT, asv_config
+from keyedopt.benchmarks.gpu.asv_runs import PLACES, asv_config
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import write_atomically
+
+#: asv's configuration, in the checkout from which the page is made.
+CONFIG = Path("asv.conf.json")
 
 
 class PublishError(KeyedoptError):
@@ -51,8 +54,11 @@ def publish(results: Path, html: Path) -> int:
 
     Raises:
         HistoryError: the results cannot be read.
-        PublishError: there are none, or asv failed.
+        PublishError: there are none, git has none of their commits, asv failed, or the present folder is no
+            checkout.
     """
+    if not CONFIG.exists():
+        raise PublishError(f"{CONFIG} is missing in {Path.cwd()}: change to a checkout of keyedopt")
     found = measured(results)
     if len(found) == 1:
         raise PublishError(f"{results} has no results; measure with: asv run")
@@ -60,13 +66,16 @@ def publish(results: Path, html: Path) -> int:
         copy = Path(scratch, PLACES["results"])
         shutil.copytree(results, copy)
         write_atomically(copy / "benchmarks.json", json.dumps(found))
-        asv_config(ROOT / "asv.conf.json", Path(scratch), ROOT)
+        asv_config(CONFIG.resolve(), Path(scratch), CONFIG.resolve().parent)
         config = ["--config", str(Path(scratch, "asv.conf.json")), "--html-dir", str(html.resolve())]
         command = [sys.executable, "-m", "asv", "publish", "--no-pull", *config]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PublishError(f"asv publish failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    return sum(_drop_empty_rows(path) for path in html.rglob("summary.json"))
+    rows = sum(_drop_empty_rows(path) for path in html.rglob("summary.json"))
+    if not rows:
+        raise PublishError("git has none of the measured commits; fetch them with: git fetch --unshallow")
+    return rows
 
 
 def _drop_empty_rows(path: Path) -> int:
@@ -78,8 +87,8 @@ def _drop_empty_rows(path: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the page; return 2 if that is not possible."""
     parser = argparse.ArgumentParser(prog="python -m keyedopt.benchmarks.asv.publish", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "benchmarks" / "results" / "asv")
-    parser.add_argument("--html-dir", type=Path, default=ROOT / ".asv" / "html", help="default: %(default)s")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("benchmarks/results/asv"))
+    parser.add_argument("--html-dir", type=Path, default=Path(".asv/html"), help="default: %(default)s")
     given = parser.parse_args(arguments)
     try:
         count = publish(given.folder, given.html_dir)

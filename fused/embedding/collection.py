@@ -278,7 +278,7 @@ _look_up = _disable_dynamo(FusedCollection._look_up)
 class EmbeddingBagCollection(FusedCollection):
     """Tables whose rows are pooled, bag by bag: for each feature and table one output (B, D).
 
-    See `FusedCollection`. Output is float32 at least; an empty bag gives zeros.
+    Output is float32 at least; an empty bag gives zeros.
 
     >>> import torch
     >>> from keyedopt.fused import EmbeddingBagCollection, EmbeddingBagConfig
@@ -305,7 +305,7 @@ class EmbeddingBagCollection(FusedCollection):
 class EmbeddingCollection(FusedCollection):
     """Tables whose rows are not pooled: for each feature and table one output (N, D), a row for each value.
 
-    See `FusedCollection`. Output is float32 at least; weights multiply the rows.
+    Output is float32 at least; weights multiply the rows.
 
     >>> import torch
     >>> from keyedopt.fused import EmbeddingCollection, EmbeddingConfig

@@ -15,7 +15,7 @@ from keyedopt.reference.embedding.variable_batch import bags_of_rows, join
 class EmbeddingBagCollection(FusedCollection):
     """Tables whose rows are pooled, bag by bag: for each feature and table one output (B, D).
 
-    See `FusedCollection`. Output is float32 at least; an empty bag gives zeros.
+    Output is float32 at least; an empty bag gives zeros.
 
     >>> import torch
     >>> from keyedopt.reference import EmbeddingBagCollection, EmbeddingBagConfig
@@ -80,7 +80,7 @@ class EmbeddingBagCollection(FusedCollection):
 class EmbeddingCollection(FusedCollection):
     """Tables whose rows are not pooled: for each feature and table one output (N, D), a row for each value.
 
-    See `FusedCollection`. Output is float32 at least; weights multiply the rows.
+    Output is float32 at least; weights multiply the rows.
 
     >>> import torch
     >>> from keyedopt.reference import EmbeddingCollection, EmbeddingConfig

@@ -117,7 +117,7 @@ def _template() -> Any:
     )
     made.filters |= {"finite": lambda value: not _missing(value) and math.isfinite(value)}
     made.filters |= {"time": _time, "size": _size, "digits": _digits, "link": _link, "share": _share}
-    made.filters |= {"measured": _measured}
+    made.filters |= {"measured": _measured, "breakable": _breakable}
     made.tests["missing"] = _missing
     return made.get_template("page.html")
 
@@ -190,6 +190,11 @@ def _share(value: Any) -> str:
     if _missing(value):
         return "–"
     return f"{value:.0%}" if value < 10 else f"{_digits(value)} times"
+
+
+def _breakable(name: Any) -> Markup:
+    """Let a browser break a long name behind its underscores, instead of inside a word."""
+    return Markup("_<wbr>").join(clean(str(name)).split("_"))
 
 
 def _link(value: Any) -> str:

@@ -244,7 +244,7 @@
       el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))));
     const inside = el("tbody");
     for (const [name, ...cells] of lines) {
-      inside.append(el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell) => el("td", {}, cell))));
+      inside.append(el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell, index) => el("td", { "data-head": heads[index + 1] }, cell))));
     }
     made.append(inside);
     return el("div", { class: `scroll ${worse || ""}`, tabindex: "0", role: "region", "aria-label": caption }, made);

@@ -67,8 +67,8 @@ def _places(rows: Frame) -> dict[tuple[str, str], int]:
 
 
 def _room(places: Mapping[tuple[str, str], int], entries: int, columns: int) -> tuple[Any, Any]:
-    """Return the size of a plot and its margins: names of tasks at the left, the legend above."""
-    above = 0.2 + 0.16 * -(-entries // columns)
+    """Return the size of a plot and its margins: names of tasks at the left, the legend and numbers above."""
+    above = 0.4 + 0.16 * -(-entries // columns)
     longest = max((len(name) for key in places for name in key), default=0)
     left = min(0.25 + 0.06 * longest, 3.0)  # letters of 7 pt
     return (6.3, 0.7 + above + 0.42 * len(places)), (left, 0.45, 0.15, above)
@@ -79,6 +79,19 @@ def _axis(axes: Axes, places: Mapping[tuple[str, str], int]) -> None:
     axes.set_ylim(min(places.values()) - 0.6, 0.6)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labeltop=True)  # a plot may be higher than the window
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    """Put the legend above the numbers of the axis."""
+    axes.legend(
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1.0),
+        borderaxespad=2.2,
+        frameon=False,
+        fontsize=8,
+        ncols=columns,
+    )
 
 
 def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
@@ -108,7 +121,7 @@ def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
         axes.set_xlim(left, right)
         ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if left <= t <= right]
         axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8, ncols=2)
+        _legend(axes, 2)
 
     best, least = rows["ratio"].max(), rows["ratio"].min()
     about = f"Ratios of {least:.2f} to {best:.2f}, with 95 % intervals; the band is the noise of the run."
@@ -145,7 +158,7 @@ def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Pictur
         _axis(axes, places)
         axes.set_xlabel("bytes that must move over the time, GB/s")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8, ncols=3)
+        _legend(axes, 3)
 
     about = f"Throughput of each task against a measured memory bandwidth of {limit:.3g} GB/s."
     title = f"Throughput against the roofline on {where}"

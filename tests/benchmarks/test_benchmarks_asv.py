@@ -133,6 +133,22 @@ def test_the_tutorial_counts_what_is_stored():
     assert f"({len(series)} series)" in text
 
 
+def test_a_page_is_made_in_a_checkout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert publish.main([]) == 2
+    assert "asv.conf.json is missing" in capsys.readouterr().err
+    assert history.main([]) == 2
+    assert "benchmarks/results/asv" in capsys.readouterr().err
+
+
+def test_a_shallow_clone_says_how_to_fetch_the_commits(tmp_path, monkeypatch, capsys):
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", ROOT.as_uri(), clone], check=True)
+    monkeypatch.chdir(clone)
+    assert publish.main([]) == 2
+    assert "git fetch --unshallow" in capsys.readouterr().err
+
+
 def test_nothing_is_published_of_no_results(tmp_path, capsys):
     (tmp_path / "benchmarks.json").write_text('{"version": 2}')
     assert publish.main([str(tmp_path), "--html-dir", str(tmp_path / "html")]) == 2

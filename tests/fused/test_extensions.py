@@ -1,8 +1,11 @@
 """Without the C++ extensions everything works, one warning says what is slower, and the doctor what to do."""
 
+import importlib.metadata
+import json
 import os
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -98,9 +101,23 @@ def test_the_doctor_shows_the_command_that_builds(name, monkeypatch, capsys):
     assert "  to build: install a C++17 compiler" in capsys.readouterr().out
 
 
-def test_the_command_of_an_installed_wheel_builds_from_the_sources(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["index", "wheel", "folder"])
+def test_the_command_of_an_install_builds_from_its_sources(tmp_path, monkeypatch, kind):
+    source = tmp_path / "a folder"
+    source.mkdir()
+    (source / "pyproject.toml").touch()
+    url = source.as_uri()
+    about = {
+        "index": None,
+        "wheel": {"url": f"{url}/x.whl", "archive_info": {}},
+        "folder": {"url": url, "dir_info": {}},
+    }
+    texts = {"direct_url.json": about[kind] and json.dumps(about[kind])}
+    found = [types.SimpleNamespace(read_text=read) for read in ({}.get, texts.get)]
     monkeypatch.setattr(extensions, "_ROOT", tmp_path)
-    assert extensions.build_command().endswith(" --no-binary keyedopt keyedopt")
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: found)
+    ending = f" --no-deps '{source}'" if kind == "folder" else " --no-deps --no-binary keyedopt keyedopt"
+    assert extensions.build_command().endswith(ending)
 
 
 @built

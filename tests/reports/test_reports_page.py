@@ -368,6 +368,9 @@ def test_a_phone_scrolls_tables_and_not_the_page(watched):
     )
     assert tab.locator("#clauses .statement").first.is_visible()
     assert tab.locator("#clauses td.o:not(.unsupported)").first.is_visible()
+    for where, inside in (("overview", ".scroll:has(> .ranked)"), ("differences", ".behaviour")):
+        box = one.go(where).locator(inside)
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), f"{where} without scrolling"
 
 
 @slow

@@ -88,6 +88,12 @@ def test_a_plot_says_in_words_what_it_shows(sites):
     assert len(ids) == len(set(ids))
 
 
+def test_a_plot_of_speeds_has_its_numbers_at_both_ends(sites):
+    text = sites["plain"].read_text(encoding="utf-8")
+    plot = text[text.index("Speed against peers") :].partition("</svg>")[0]
+    assert plot.count(">1×<") == 2
+
+
 @pytest.mark.complete
 def test_the_page_is_small(tmp_path):
     """Ten implementations of 500 clauses: the failing cases are shortened until it fits."""
