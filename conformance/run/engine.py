@@ -193,9 +193,13 @@ class Engine:
     # --- collection ---------------------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a case that takes ``dtype`` once for each dtype of the implementation."""
+        """Run a case that takes ``dtype`` once for each dtype.
+
+        Those that the implementation lacks are dropped after the choice of situations, as the runner does, so
+        that cases have the same names with and without it.
+        """
         if "dtype" in metafunc.fixturenames and _is_case(metafunc.module):
-            metafunc.parametrize("dtype", self.dtypes)
+            metafunc.parametrize("dtype", self._option("--keyedopt-dtype") or DTYPES)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the cases that were asked for."""
@@ -216,6 +220,7 @@ class Engine:
             needed = [name for mark in item.iter_markers("needs") for name in mark.args]
             item.stash[_NEEDS] = [name.format(**parameters) for name in needed]
             wanted = any(self._is_wanted(spec.clauses()[one]) for one in ids if one in spec.clauses())
+            wanted = wanted and item.stash[HEAD]["dtype"] in (None, *self.dtypes)
             (kept if wanted else dropped).append(item)
         items[:] = kept
         names = [item.stash[HEAD]["case"] for item in kept if HEAD in item.stash]
