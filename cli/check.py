@@ -265,8 +265,8 @@ def _end(
     code = 2  # if the files cannot be written, or the run was interrupted
     try:
         _write(found, outputs)
-        for output in outputs if request.sign is not None and found.complete else ():
-            if output.suffix == ".json":
+        if request.sign is not None and found.complete:
+            for output in (each for each in outputs if each.suffix == ".json"):
                 print(f"signed: {sign_file(output, request.sign)}")
         for line in lines:
             print(line)

@@ -193,11 +193,7 @@ class Engine:
     # --- collection ---------------------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a case that takes ``dtype`` once for each dtype.
-
-        Those that the implementation lacks are dropped after the choice of situations, as the runner does, so
-        that cases have the same names with and without it.
-        """
+        """Run a case that takes ``dtype`` once for each; situations are chosen before some are dropped."""
         if "dtype" in metafunc.fixturenames and _is_case(metafunc.module):
             metafunc.parametrize("dtype", self._option("--keyedopt-dtype") or DTYPES)
 
