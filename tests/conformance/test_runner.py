@@ -382,13 +382,20 @@ def test_pytest_runs_the_suite_directly(tmp_path, more, acme):
 
 @slow
 def test_pytest_gives_cases_the_names_that_they_have_in_a_check(tmp_path):
-    """A list of known failures names cases, also those in situations, which are chosen from all dtypes."""
-    clause = next(case.clauses[0] for case in functions() if case.name == "test_training_as_by_hand")
-    options = ("--implementation", "reference", "--keyedopt-clause", clause, "--collect-only", "-q")
+    """A list of known failures names cases, also those in situations, whose choice depends on what there is.
+
+    One clause has cases in all dtypes, one has cases of two areas.
+    """
+    by_hand = next(case.clauses[0] for case in functions() if case.name == "test_training_as_by_hand")
+    clauses = (by_hand, "WARM-050")
+    asked = [part for clause in clauses for part in ("--keyedopt-clause", clause)]
+    options = ("--implementation", "reference", *asked, "--collect-only", "-q")
     done = pytest_("--pyargs", "keyedopt.conformance.suite.warmup", *options, cwd=tmp_path)
     names = {"".join(parts) for parts in re.findall(r"(test_\w+)\.py(::.+)$", done.stdout, re.M)}
-    found = runner.run("reference", Options(clauses=(clause,)))
-    assert names == {case.case for case in found.cases}
+    found = runner.run("reference", Options(clauses=clauses))
+    assert {case.partition("::")[0] for case in names} > {"test_warmup_rates"}
+    of_area = {case.case for case in found.cases if case.case.startswith("test_warmup_")}
+    assert names == of_area != {case.case for case in found.cases}
     assert any(case.dtype and case.inputs.get("situation") for case in found.cases), "else it shows nothing"
 
 
