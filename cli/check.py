@@ -16,7 +16,7 @@ from keyedopt.cli import machine
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.last import remember
 from keyedopt.cli.progress import progress
-from keyedopt.cli.summary import failure_lines, next_steps, ran, replay_command, show, show_all
+from keyedopt.cli.summary import failure_lines, next_steps, replay_command, show, show_all, show_gate
 from keyedopt.cli.verify import sign as sign_file
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
@@ -231,7 +231,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         if failed:  # or else it was interrupted
             remember(found)
             judged[target] = "stopped at the first failing case"
-            return _show_first(found, failed, outputs, again)
+            return _show_first(found, failed, request, outputs, again)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
@@ -250,14 +250,30 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     of_file = functools.partial(again, written=written)
     alone = len(request.targets) == 1  # or else a later target is the last check
     of_last = again if alone and request.remember and found.complete else of_file
-    show(found, verdict, request.verbose, only_target=alone, again=of_last)
-    _write(found, outputs)
-    if request.sign is not None:
-        for output in (each for each in outputs if each.suffix == ".json"):
-            print(f"signed: {sign_file(output, request.sign)}")
-    for line in next_steps(verdict, of_file):
-        print(line)
-    return 0 if verdict.green else 1
+    show(found, verdict, request.verbose, of_last)
+    return _end(found, verdict, request, outputs, next_steps(verdict, of_file))
+
+
+def _end(
+    found: model.Result,
+    verdict: Verdict,
+    request: Request,
+    outputs: Sequence[Path],
+    lines: Sequence[str] = (),
+) -> int:
+    """Write and sign the result, and print lines; print the gate last, with the exit code; return that."""
+    code = 2  # if the files cannot be written, or the run was interrupted
+    try:
+        _write(found, outputs)
+        if request.sign is not None and found.complete:
+            for output in (each for each in outputs if each.suffix == ".json"):
+                print(f"signed: {sign_file(output, request.sign)}")
+        for line in lines:
+            print(line)
+        code = 0 if verdict.green else 1
+    finally:
+        show_gate(found, verdict, code if len(request.targets) == 1 else None)
+    return code
 
 
 def _expected(request: Request) -> set[str]:
@@ -271,29 +287,21 @@ def _expected(request: Request) -> set[str]:
 def _show_first(
     found: model.Result,
     failed: Sequence[model.Case],
+    request: Request,
     outputs: Sequence[Path],
     again: Callable[[str], str],
 ) -> int:
     """Show the failing clauses of a run that was stopped, write its partial result, and return 1."""
     for clause in dict.fromkeys(each for case in failed for each in case.clauses):
         print("\n".join(failure_lines(found, clause, again(clause))))
-    about = found.implementation
-    print(
-        one_line(
-            f"{about['name']} {about['version']}: PARTIAL: stopped at the first failing case, no verdict"
-        )
-    )
-    print(ran(found))
-    for output in outputs:
-        print(f"written: {write(found, output)}")
-    return 1
+    return _end(found, judge(found), request, outputs)
 
 
 def _write(found: model.Result, outputs: Sequence[Path]) -> None:
     """Write the result, also of an interrupted run, and then raise KeyboardInterrupt for that."""
     for output in outputs:
         print(f"written: {write(found, output)}")
-    if not found.complete:
+    if not found.complete and "stopped_at" not in found.options:
         raise KeyboardInterrupt
 
 
@@ -306,9 +314,8 @@ def check_like(target: str, request: Request, judged: dict[str, tuple[model.Resu
     if not model.complete:
         raise KeyboardInterrupt
     found = run(target, request.options, outputs)
-    if found.complete:
-        text, same = likeness(model, found)
-        print(text, end="")
-        judged[target] = f"it {'behaves' if same else 'does not behave'} like {request.like}"
     _write(found, outputs)
+    text, same = likeness(model, found)
+    print(text, end="")
+    judged[target] = f"it {'behaves' if same else 'does not behave'} like {request.like}"
     return 0 if same else 1

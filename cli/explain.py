@@ -1,6 +1,7 @@
 """``keyedopt explain``: show a clause, its sources, and the cases that test it."""
 
 import difflib
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -28,21 +29,30 @@ def explain(name: str, fail: Callable[[str], NoReturn], as_json: bool = False) -
         return
     clause = spec.clauses().get(name.upper())
     if clause is None:
-        prefix, _, number = name.upper().partition("-")
-        padded = f"{prefix}-{number:0>3}"
-        near = [padded] if padded in spec.clauses() else []
+        near = [one for one in [padded(name)] if one in spec.clauses()]
         fitting = [one for one in spec.clauses().values() if name and one.id.startswith(name.upper())]
         if fitting and not near:
             _print_fitting(fitting, as_json)
             return
+        if not re.search(r"\d", name):  # a clause has a number
+            near = near or difflib.get_close_matches(name.lower(), spec.areas(), n=1)
         near = near or difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
-        near = near or difflib.get_close_matches(name.lower(), spec.areas(), n=1)
         hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses` and `list areas`"
         fail(f"there is no clause {name!r}; {hint}")
     if as_json:
         machine.print_json(clauses=[_data(clause)])
     else:
         _print_clause(clause)
+
+
+def padded(name: str) -> str:
+    """Return the id of a clause whose number may lack zeros.
+
+    >>> padded("clip-81")
+    'CLIP-081'
+    """
+    prefix, _, number = name.upper().partition("-")
+    return f"{prefix}-{number:0>3}"
 
 
 def explain_failed(as_json: bool = False) -> None:

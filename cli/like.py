@@ -8,7 +8,7 @@ from keyedopt.reports.load import from_result
 
 
 def likeness(model: Result, found: Result) -> tuple[str, bool]:
-    """Return the differences, a line each and a summary, and whether there are none.
+    """Return the differences, a line each and a summary with the exit code, and whether there are none.
 
     Raises:
         ResultError: the two runs have no case in common.
@@ -22,5 +22,6 @@ def likeness(model: Result, found: Result) -> tuple[str, bool]:
     lines = [f"like: {different.before}", f"target: {different.after}"]
     lines += [f"note: {note}" for note in different.notes]
     lines += [change.line(like=True) for change in different.changes]
-    lines.append(f"{f'{count} differences' if count else 'no difference'}; compared: {different.counted()}")
+    said = f"{count} difference{'' if count == 1 else 's'} (exit 1)" if count else "no difference (exit 0)"
+    lines.append(f"{said}; compared: {different.counted()}")
     return "\n".join(lines) + "\n", not count

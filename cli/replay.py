@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from keyedopt.cli.explain import padded
 from keyedopt.cli.last import remembered
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model
@@ -91,9 +92,11 @@ def replay_case(asked: Asked, fail: Callable[[str], NoReturn]) -> int:
     case = choose(found, asked.case)
     if case is None:
         names = {name for one in found.cases for name in (one.case, *one.clauses)}
+        near = padded(asked.case)
+        hint = f"; did you mean {near}?" if near in names else did_you_mean(asked.case, names)
         fail(
             f"{asked.path} has no case {asked.case!r}: give a clause as CLAUSE or CLAUSE[n], or the name of "
-            f"a case{did_you_mean(asked.case, names)}"
+            f"a case{hint}"
         )
     target, examined, declared = _trusted(found, [case], asked)
     _say_more(found, case, target)

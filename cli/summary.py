@@ -36,8 +36,8 @@ from keyedopt.conformance.targets.meaning import CLAIM
 
 #: The colours of lines on a terminal.
 STYLES = {"fail": "red", "error": "red", "unexpected-pass": "yellow", "known": "yellow"}
-#: Columns of the lines about a failing clause.
-WIDTH = 110
+#: Columns of the lines about a failing clause, those behind the outcome, the fewest of a cut text.
+WIDTH, ROOM, LEAST = 110, 104, 30
 
 
 def _console() -> Console:
@@ -47,7 +47,7 @@ def _console() -> Console:
 def ran(result: Result) -> str:
     """Return the number of cases that ran, and the seconds. Other cases are not claimed, or could not run."""
     count = sum(case.outcome != "unsupported" for case in result.cases)
-    return f"{count} cases in {result.seconds:.1f} s"
+    return f"{_several(count, 'case')} in {result.seconds:.1f} s"
 
 
 def show_all(judged: Mapping[str, tuple[Result, Verdict] | str], code: int) -> None:
@@ -99,16 +99,14 @@ def show(
     result: Result,
     verdict: Verdict,
     verbose: bool = False,
-    only_target: bool = True,
     again: Callable[[str], str] = replay_command,
 ) -> None:
-    """Print the summary of a run; known failures are counted unless `verbose`.
+    """Print what a run found, without the verdict; known failures are counted unless `verbose`.
 
     Args:
         result: of the run.
         verdict: on it.
         verbose: show known failures too.
-        only_target: the gate of this target is the exit code, which the last line then says.
         again: returns the command that repeats the failing case of a clause.
     """
     console = _console()
@@ -153,6 +151,19 @@ def show(
     repeated = [case.case for case in result.cases if case.runs > 1]
     if repeated:
         console.print(one_line(f"run once more, alone, after they reached the time limit: {_few(repeated)}"))
+    for line in _annotations(result, verdict, again):
+        print(line)
+
+
+def show_gate(result: Result, verdict: Verdict, code: int | None) -> None:
+    """Print the last lines: the verdict, the gate, the exit code, and why.
+
+    Args:
+        result: of the run.
+        verdict: on it.
+        code: the exit code; None if other targets decide about it, too.
+    """
+    console, about = _console(), result.implementation
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
     if result.environment.get("backend"):
         where += f", backend {result.environment['backend']}"
@@ -160,11 +171,10 @@ def show(
         one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}"),
         style="bold",
     )
-    for line in _annotations(result, verdict, again):
-        print(line)
-    code = f" (exit {0 if verdict.green else 1})" if only_target else ""
-    gate = "; ".join([f"gate: {verdict.gate}{code}", *_why(result, verdict), ran(result)])
-    console.print(gate, style="green" if verdict.green else "red")
+    exits = "" if code is None else f" (exit {code})"
+    why = ["its files could not be written"] if code == 2 and result.complete else []
+    gate = "; ".join([f"gate: {verdict.gate}{exits}", *why, *_why(result, verdict), ran(result)])
+    console.print(gate, style="green" if verdict.green and code != 2 else "red")
 
 
 def _annotations(result: Result, verdict: Verdict, again: Callable[[str], str], most: int = 10) -> list[str]:
@@ -179,10 +189,14 @@ def _annotations(result: Result, verdict: Verdict, again: Callable[[str], str], 
     said = [("error", "the gate is red", reason) for reason in other_reasons(verdict)]
     for kind, clauses in (("error", red), ("warning", below)):
         for clause in clauses[:most]:
-            text = " ".join(map(str.strip, failure_lines(result, clause, again(clause))[1:]))
+            text = "\n".join(map(str.strip, failure_lines(result, clause, again(clause))[1:]))
             said.append((kind, f"{clause} ({level_of(clause)})", text))
-    lines = [f"::{kind} title=keyedopt {title}::{text.replace('%', '%25')}" for kind, title, text in said]
-    return [one_line(line) for line in lines]
+    return [f"::{kind} title=keyedopt {title}::{_escaped(text)}" for kind, title, text in said]
+
+
+def _escaped(text: str) -> str:
+    """Return a text as commands of GitHub Actions take it, with its line ends."""
+    return "%0A".join(one_line(line) for line in text.replace("%", "%25").splitlines())
 
 
 def _why(result: Result, verdict: Verdict) -> list[str]:
@@ -193,8 +207,8 @@ def _why(result: Result, verdict: Verdict) -> list[str]:
     outcomes = [(level_of(clause), verdict.clauses[clause]) for clause in gating(verdict)]
     failed = Counter(level for level, outcome in outcomes if outcome in FAILING)
     passing = sum(outcome == "unexpected-pass" for _, outcome in outcomes)
-    others = len(other_reasons(verdict))
-    why = []
+    others = len(other_reasons(verdict)) - bool(verdict.incomplete)
+    why = [verdict.incomplete] if verdict.incomplete else []
     if failed:
         listed = " that the list does not name" if result.expectations else ""
         why.append(
@@ -246,14 +260,12 @@ def failure_lines(result: Result, clause: str, again: str = "") -> list[str]:
         result: of the run.
         clause: its id.
         again: the command that repeats the case, for the end of the second line, where TARGET stands for a
-            target that does not fit.
+            target that leaves no room.
     """
     worst = worst_of(result, clause)
     bad = [case for case in cases_of(result, clause) if case.outcome not in (*GREEN, "unsupported")]
     promise = spec.clauses()[clause].statement if clause in spec.clauses() else ""
     situation = situation_of(worst) or worst.case
-    if len(bad) > 1:
-        situation += f", and {_several(len(bad) - 1, 'more case')}"
     if before := followed(result, clause):
         situation = f"follows {', '.join(before)}: {situation}"
     if worst.outcome == "unexpected-pass":
@@ -261,16 +273,17 @@ def failure_lines(result: Result, clause: str, again: str = "") -> list[str]:
     elif worst.known:
         seen = f"known ({worst.known['link']}): {worst.known['reason']}"
     elif " differ, most by " in worst.seen:  # all the numbers are in the result file
-        expected = re.sub(r"(?: of| to|,) \[.*", "", worst.expected)
-        seen = f"{expected}: {worst.seen.partition('; ')[0]}"
+        seen = _difference(re.sub(r"(?: of| to|,) \[.*", "", worst.expected), worst.seen.partition("; ")[0])
     else:
         seen = _compared(worst.expected, worst.seen)
     end = f" | {again}" if again else ""
-    if len(situation) + len(end) > WIDTH - 6:
-        end = re.sub(" --target .*", " --target TARGET", end)
-    first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', WIDTH - 6)}"
-    second = f"{_cut(situation, WIDTH - 6 - len(end))}{end}"
-    return [first, f"{'':6}{second}", f"{'':6}{_cut(seen, WIDTH - 6)}"]
+    if len(end) > ROOM // 2:
+        end = re.sub(r" --target \S+", " --target TARGET", end)
+    if len(bad) > 1:
+        end = f", and {_several(len(bad) - 1, 'more case')}{end}"
+    first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', ROOM)}"
+    second = _cut(f"{_cut(situation, max(LEAST, ROOM - len(end)))}{end}", ROOM)
+    return [first, f"{'':6}{second}", f"{'':6}{_cut(seen, ROOM)}"]
 
 
 def situation_of(case: Case) -> str:
@@ -286,17 +299,36 @@ def situation_of(case: Case) -> str:
     options = trajectory.get("options")
     found = [str(given.pop("algorithm", ""))]
     if isinstance(options, dict) and options:
-        found[0] += f"({', '.join(f'{name}={value}' for name, value in options.items())})"
+        found[0] += f"({', '.join(f'{name}={_literal(value)}' for name, value in options.items())})"
     if trajectory.get("kind") == "sparse":
         found.append("sparse")
     situation = str(given.pop("situation", ""))
-    found += [f"{name} {value}" for name, value in given.items() if len(str(value)) <= 30]
+    for name, value in given.items():
+        if isinstance(value, dict) and name == "options":
+            found += [f"{key}={_literal(one)}" for key, one in value.items() if len(_literal(one)) <= LEAST]
+        elif len(_literal(value)) <= LEAST:
+            found.append(f"{name} {_literal(value)}")
     return ", ".join(filter(None, [*found, case.dtype, situation and f"in the situation {situation}"]))
+
+
+def _literal(value: Any) -> str:
+    """Return the text of an input, which is JSON data, or Python for what JSON lacks, such as nan."""
+    return str(value["python"] if isinstance(value, dict) and value.keys() == {"python"} else value)
+
+
+def _difference(expected: str, seen: str) -> str:
+    """Return what was expected, how many elements differ, the greatest difference and where.
+
+    If there is no room, the two values are left out, and then a part of what was expected.
+    """
+    if len(one_line(f"{expected}: {seen}")) > ROOM:
+        seen = seen.rpartition("]: ")[0] + "]" if "]: " in seen else seen
+    return f"{_cut(expected, max(LEAST, ROOM - len(one_line(seen)) - 2))}: {seen}"
 
 
 def _compared(expected: str, seen: str) -> str:
     """Return both texts; what does not fit is cut, and a short one leaves its room to the other."""
-    room = WIDTH - len("      expected ; seen ")
+    room = ROOM - len("expected ; seen ")
     expected = _cut(expected, max(room // 2, room - len(one_line(seen))))
     return f"expected {expected}; seen {seen}"
 

@@ -24,12 +24,11 @@ from keyedopt.conformance.results.verdict import NOT_CLAIMED
 from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
-from keyedopt.conformance.run.integrity import TENSOR, Integrity
+from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.left_errors import error_left, works
 from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in, original
 from keyedopt.conformance.run.protocol import DEVICE_LOST, Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
-from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
 from keyedopt.conformance.run.variation import as_input, clauses_of, in_its_situation, varied
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
@@ -46,7 +45,7 @@ LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile"
 #: The part of the time limit of a case that its ranks may take.
 OF_RANKS = 2 / 3
 #: What is expected of a target beside its cases.
-UNTOUCHED = "the functions of torch, Python, pytest and the suite as they were before the import"
+UNTOUCHED = "the functions of torch and Python as they were before the import"
 
 #: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
 _NEEDS = pytest.StashKey[list[str]]()
@@ -113,7 +112,6 @@ class Engine:
         """Note the functions that decide about cases, before a target is imported."""
         self._integrity = Integrity()
         inspect_ranks(self._integrity.changed)
-        guard_subclasses(TENSOR)
 
     def enter_worker(
         self, session: pytest.Session, target: str, folder: Path, channel: int, limit: float
@@ -138,7 +136,7 @@ class Engine:
         except TargetError as error:
             raise pytest.UsageError(str(error)) from error
         if self._integrity is not None:
-            self._replaced = self._integrity.changed(everything=True)
+            self._replaced = self._integrity.changed()
         self.turn_to(self.implementation, writer, session, (), self.dtypes)
         heads = [item.stash[HEAD] for item in session.items]
         for head in heads:
@@ -195,9 +193,9 @@ class Engine:
     # --- collection ---------------------------------------------------------------------------------
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a case that takes ``dtype`` once for each dtype of the implementation."""
+        """Run a case that takes ``dtype`` once for each; situations are chosen before some are dropped."""
         if "dtype" in metafunc.fixturenames and _is_case(metafunc.module):
-            metafunc.parametrize("dtype", self.dtypes)
+            metafunc.parametrize("dtype", self._option("--keyedopt-dtype") or DTYPES)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Keep the cases that were asked for."""
@@ -218,6 +216,7 @@ class Engine:
             needed = [name for mark in item.iter_markers("needs") for name in mark.args]
             item.stash[_NEEDS] = [name.format(**parameters) for name in needed]
             wanted = any(self._is_wanted(spec.clauses()[one]) for one in ids if one in spec.clauses())
+            wanted = wanted and item.stash[HEAD]["dtype"] in (None, *self.dtypes)
             (kept if wanted else dropped).append(item)
         items[:] = kept
         names = [item.stash[HEAD]["case"] for item in kept if HEAD in item.stash]

@@ -107,7 +107,9 @@ def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) 
     for name in of_clause.keys() & spec.clauses().keys():
         own = spec.clauses()[name]
         about = spec.clause_of_situations(own.area)
-        for item, situation in _chosen(list(of_clause[name].values()), own):
+        functions = list(of_clause[name].values())
+        here = [cases for cases in functions if cases[0].path.parent.name == own.area]
+        for item, situation in _chosen(here or functions, own):  # the same if only this area is collected
             judged = name if spec.STRUCTURE.issuperset(situation.split("+")) else about
             if judged and wanted(spec.clauses()[judged]):
                 added.setdefault(item, {}).setdefault(situation, {})[judged] = None

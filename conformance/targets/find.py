@@ -74,8 +74,9 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         found = load(target)
     except NotFoundError as error:
         _refuse_attribute(target, known)
-        near = _spelled_otherwise(target) or did_you_mean(target, known)
-        raise TargetError(f"{error}, or give one of: {names}{near}") from error
+        near = _spelled_otherwise(target) or ("" if "." in target else did_you_mean(target, known))
+        why = str(error).partition("; did you mean")[0] if near else str(error)  # one question is enough
+        raise TargetError(f"{why}, or give one of: {names}{near}") from error
     namespace = Implementation(name=target, root=target)
     is_class_or_function = callable(found) and not isinstance(found, ModuleType | Implementation)
     if is_class_or_function and not namespace.surface().claimed():

@@ -20,7 +20,7 @@ from making import (
     without_progress,
 )
 
-from keyedopt.cli.summary import WIDTH, failure_lines, next_steps, replay_command, show
+from keyedopt.cli.summary import WIDTH, failure_lines, next_steps, replay_command, show, situation_of
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.verdict import FAILING, failing, gating, judge, level_of
@@ -39,7 +39,9 @@ def test_a_run_stops_at_the_first_failing_case_and_gives_no_verdict(run_line, ac
     options = ("--area", "keyed", "--output", "x.json", "--workers", "1", "-x")
     done = run_line("check", "acme", *options)
     assert done.returncode == 1, done.stderr
-    assert "PARTIAL: stopped at the first failing case, no verdict" in done.stdout
+    assert "PARTIAL: the run stopped at the first failing case, there is no verdict" in done.stdout
+    last = "gate: red (exit 1); the run stopped at the first failing case; "
+    assert done.stdout.splitlines()[-1].startswith(last)
     about = done.stdout.partition("\nacme ")[0].splitlines()
     assert max(map(len, about)) <= WIDTH
     assert re.search(r" \| keyedopt replay KEYED-\d+ --run --target acme$", about[1])
@@ -133,7 +135,9 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
     levels = [level for _, level, _ in shown]
     assert levels == sorted(levels, key=spec.LEVELS.index), "the most serious first"
     again = f"keyedopt replay out/x.json {shown[0][0]} --run --target acme"
-    assert done.stdout.endswith(f"why:   keyedopt explain {shown[0][0]}\nagain: {again}\n")
+    steps = f"why:   keyedopt explain {shown[0][0]}\nagain: {again}\nacme unknown (torch "
+    assert steps in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("gate: red (exit 1); ")
     assert results.read(tmp_path / "out" / "x.json").cases == failed.cases
     assert ElementTree.parse(tmp_path / "x.xml").getroot().tag == "testsuites"
     assert "not conformant" in (tmp_path / "x.md").read_text(encoding="utf-8")
@@ -142,9 +146,8 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
 def test_github_shows_what_failed(run_line, checked, failed, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = run_line("check", "acme")
-    found = re.findall(
-        r"^::error title=keyedopt ([A-Z]+-\d+) \(\w+\)::.* \| keyedopt replay \1 .*", done.stdout, re.M
-    )
+    line = r"^::error title=keyedopt ([A-Z]+-\d+) \(\w+\)::.* \| keyedopt replay \1 --run --target acme%0A.+$"
+    found = re.findall(line, done.stdout, re.M)
     assert found == gating(judge(failed))[:10]
 
 
@@ -217,6 +220,31 @@ def test_a_failure_says_the_optimizer_its_options_the_dtype_and_how_to_repeat_it
     assert second("") == said
     assert second(f"keyedopt replay X --target {'y' * 90}") == f"{said} | keyedopt replay X --target TARGET"
     assert second("keyedopt replay X", {"algorithm": "A" * 200}).endswith("AAA... | keyedopt replay X")
+
+
+def test_a_long_failure_keeps_the_number_of_cases_the_difference_and_its_place(failed):
+    clause = failing(judge(failed))[0]
+    more = {"inputs": {f"input_{number}": "x" * 20 for number in range(9)}, "expected": f"{'y' * 90} of [1.0"}
+
+    def lines(seen):
+        more["seen"] = f"{seen}; [1.5, 2.5"
+        case = dataclasses.replace(failed.cases[0], clauses=(clause,), outcome="fail", **more)
+        cases = (case, *(dataclasses.replace(case, case=f"{case.case}{number}") for number in range(33)))
+        result = dataclasses.replace(failed, cases=cases)
+        found = failure_lines(result, clause, "keyedopt replay X --run --target acme")
+        assert max(map(len, found)) <= WIDTH
+        return found
+
+    _, situation, seen = lines("12 of 12 differ, most by 2.49e+06 ULP at [1, 2]: -0.719074, not -0.588929")
+    assert situation.endswith("..., and 33 more cases | keyedopt replay X --run --target acme")
+    assert seen.endswith("yyy...: 12 of 12 differ, most by 2.49e+06 ULP at [1, 2]")
+    assert lines(f"1 of 2 differ, most by {'9' * 300}")[2].endswith("999...")
+
+
+def test_options_of_a_case_are_named_in_its_situation():
+    given = {"algorithm": "SGD", "options": {"momentum": 0.9, "nesterov": True}, "value": {"python": "nan"}}
+    case = results.Case("test", (), "fail", inputs=given)
+    assert situation_of(case) == "SGD, momentum=0.9, nesterov=True, value nan"
 
 
 def test_options_reach_the_run(run_line, checked):
@@ -298,6 +326,8 @@ def test_a_partial_run_is_shown_as_such_and_leaves_the_list_alone(run_line, chec
     done = run_line("check", "acme", *options)
     assert "interrupted" in refused(done)
     assert "PARTIAL: the run was interrupted, there is no verdict" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("gate: red (exit 2); the run was interrupted; ")
     assert (tmp_path / "x.json").read_text() == "an earlier result"
     assert (tmp_path / "known.toml").read_text() == ""
     assert not results.read(tmp_path / "x.partial.json", partial=True).complete
@@ -325,13 +355,13 @@ def test_a_script_is_written(run_line, files, failed, acme):
 def test_the_command_that_a_check_prints_repeats_the_case(
     run_line, checked, acme, monkeypatch, version, code
 ):
-    first = run_line("check", "acme", "--output", "a b/x.json").stdout.splitlines()[-1]
+    first = run_line("check", "acme", "--output", "a b/x.json").stdout.splitlines()[-3]
     assert first.startswith("again: keyedopt replay 'a b/x.json' ")
     monkeypatch.setenv("PYTHONPATH", str(acme[version]))
     done = run_line(*shlex.split(first)[2:], "--output", "again.py")
     assert done.returncode == code
     assert Path("again.py").exists()
-    unwritten = run_line("check", "acme").stdout.splitlines()[-1]
+    unwritten = run_line("check", "acme").stdout.splitlines()[-3]
     assert re.match(r"again: keyedopt replay [A-Z]+-\d+ --run --target acme$", unwritten)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from making import CLAUSE, TARGETS, case_with, left_behind, mark, module, plain_cases
+from making import CLAUSE, TARGETS, case_with, functions, left_behind, mark, module, plain_cases
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.verdict import judge, shown
@@ -378,6 +378,25 @@ def test_pytest_runs_the_suite_directly(tmp_path, more, acme):
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^[1-9] passed", done.stdout, re.MULTILINE)
     assert "failed" not in done.stdout
+
+
+@slow
+def test_pytest_gives_cases_the_names_that_they_have_in_a_check(tmp_path):
+    """A list of known failures names cases, also those in situations, whose choice depends on what there is.
+
+    One clause has cases in all dtypes, one has cases of two areas.
+    """
+    by_hand = next(case.clauses[0] for case in functions() if case.name == "test_training_as_by_hand")
+    clauses = (by_hand, "WARM-050")
+    asked = [part for clause in clauses for part in ("--keyedopt-clause", clause)]
+    options = ("--implementation", "reference", *asked, "--collect-only", "-q")
+    done = pytest_("--pyargs", "keyedopt.conformance.suite.warmup", *options, cwd=tmp_path)
+    names = {"".join(parts) for parts in re.findall(r"(test_\w+)\.py(::.+)$", done.stdout, re.M)}
+    found = runner.run("reference", Options(clauses=clauses))
+    assert {case.partition("::")[0] for case in names} > {"test_warmup_rates"}
+    of_area = {case.case for case in found.cases if case.case.startswith("test_warmup_")}
+    assert names == of_area != {case.case for case in found.cases}
+    assert any(case.dtype and case.inputs.get("situation") for case in found.cases), "else it shows nothing"
 
 
 def test_pytest_says_what_is_wrong_with_the_target(tmp_path):

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from making import CLAUSE, NASTY, result, valid
 
-from keyedopt.cli.summary import show
+from keyedopt.cli.summary import show, show_gate
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import output
 from keyedopt.conformance.results.junit import junit
@@ -54,6 +54,7 @@ def test_markdown_is_one_row_a_clause_whatever_a_message_holds(nasty):
 
 def test_the_summary_is_one_line_a_clause_whatever_a_message_holds(nasty, capsys):
     show(nasty, judge(nasty))
+    show_gate(nasty, judge(nasty), 1)
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable()
     assert sum(f"{CLAUSE} [" in line for line in out.splitlines()) == 1
@@ -220,6 +221,7 @@ def test_failures_of_one_cause_are_one_line_and_the_target_could_not_be_judged(c
     said = "Adam could not be judged: its first step raises RuntimeError: no kernel; failing for it: 2, "
     assert verdict.reasons == (f"{said}of them musts: 1",)
     show(run, verdict)
+    show_gate(run, verdict, 1)
     shown = capsys.readouterr().out
     assert shown.count("no kernel") == 1
     assert "gate: red (exit 1); 1 other reason above" in shown

@@ -9,7 +9,7 @@ import pytest
 from generated_results import AREAS, drawn, musts, whole
 from sampling import chosen
 
-from keyedopt.cli.summary import show
+from keyedopt.cli.summary import show, show_gate
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import DEFINITIONS, output
 from keyedopt.conformance.results.verdict import WORDS, judge
@@ -94,6 +94,7 @@ def reported(request, tmp_path_factory):
 
 def of_command(made, capsys):
     show(made, judge(made))
+    show_gate(made, judge(made), None)
     *_, line, gate = capsys.readouterr().out.splitlines()
     verdict, checked = re.search(r"\): (.*); (checked \d.*)$", line).groups()
     return verdict, checked, re.match(r"gate: (\w+)", gate)[1]

@@ -1,5 +1,6 @@
 """`keyedopt check TARGET --like OTHER`: a copy is like the original, a mutant is not."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def test_a_copy_behaves_like_the_original(run_line, reachable):
     done = run_line("check", "acme", "--like", "reference", "--area", "combined", "--area", "wrapper")
     assert (done.returncode, done.stderr) == (0, "")
     assert "differs" not in done.stdout
-    assert "no difference; compared: " in done.stdout
+    assert "no difference (exit 0); compared: " in done.stdout
 
 
 @slow
@@ -40,6 +41,7 @@ def test_a_mutant_does_not_and_is_told_where(run_line, reachable, tmp_path):
     lines = [line for line in done.stdout.splitlines() if line.startswith("differs verdict COMB-")]
     assert lines
     assert all(" pass | fail " in line or " pass | pass " in line for line in lines)
+    assert re.match(r"\d+ differences? \(exit 1\); compared: ", done.stdout.splitlines()[-1])
     assert (tmp_path / "x.json").exists()
 
 

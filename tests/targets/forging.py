@@ -82,81 +82,22 @@ def builtin():
     builtins.all = yes
 
 
-def _answering_yes(func, types, args, kwargs, others):
-    return True if func.__name__ in ("equal", "equal.default") else others(func, types, args, kwargs or {})
-
-
-def subclass_function():
+def subclass():
     """Give loaded state a class that answers comparisons."""
-    import torch
-
-    class Liar(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            return _answering_yes(func, types, args, kwargs, super().__torch_function__)
-
-    _after_loads(lambda tensor: tensor.as_subclass(Liar), Liar)
-
-
-def subclass_dispatch():
-    """Give loaded state a class that answers comparisons below autograd."""
-    import torch
-    from torch.utils._pytree import tree_map
-
-    class Liar(torch.Tensor):
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            return _answering_yes(func, types, args, kwargs, cls.others)
-
-        @classmethod
-        def others(cls, func, types, args, kwargs):
-            args, kwargs = tree_map(lambda one: getattr(one, "held", one), (args, kwargs))
-            return tree_map(
-                lambda one: wrapped(one) if isinstance(one, torch.Tensor) else one, func(*args, **kwargs)
-            )
-
-    def wrapped(tensor):
-        made = torch.Tensor._make_wrapper_subclass(Liar, tensor.shape, dtype=tensor.dtype)
-        made.held = tensor
-        return made
-
-    _after_loads(wrapped)
-
-
-def subclass_method():
-    """Give loaded state a class whose copies answer comparisons."""
-    import torch
-
-    class Liar(torch.Tensor):
-        __torch_function__ = torch._C._disabled_torch_function_impl
-
-        def detach(self, *_):
-            return torch.Tensor.detach(self).as_subclass(Liar)
-
-        cpu = contiguous = reshape = detach
-
-        def view(self, *_):
-            return same
-
-    class Same(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            return _answering_yes(func, types, args, kwargs, super().__torch_function__)
-
-    same = torch.zeros(1).as_subclass(Same)
-    _after_loads(lambda tensor: tensor.as_subclass(Liar), Liar)
-
-
-def _after_loads(lie, kind=None):
     import acme
     import torch
 
+    class Liar(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func is torch.equal or super().__torch_function__(func, types, args, kwargs)
+
     def load_state_dict(self, state_dict):
         for param in self.params.values():
-            param.__class__ = kind or torch.nn.Parameter
+            param.__class__ = Liar
         for entry in self.state.values():
             for key, value in entry.items():
-                entry[key] = lie(value) if isinstance(value, torch.Tensor) else value
+                entry[key] = value.as_subclass(Liar) if isinstance(value, torch.Tensor) else value
 
     acme.KeyedOptimizerWrapper.load_state_dict = load_state_dict
 
@@ -173,54 +114,13 @@ def mode():
     Lying().__enter__()
 
 
-def _answer_late(kind):
-    import torch
-
-    others = torch.Tensor.__torch_function__.__func__
-    kind.__torch_function__ = classmethod(
-        lambda cls, func, types, args=(), kwargs=None: _answering_yes(
-            func, types, args, kwargs, lambda *given: others(cls, *given)
-        )
-    )
-
-
-def late_subclass():
-    """Give loaded state a class that gets its answers after its definition."""
-    import torch
-
-    class Liar(torch.Tensor):
-        pass
-
-    _answer_late(Liar)
-    _after_loads(lambda tensor: tensor.as_subclass(Liar), Liar)
-
-
-def changed_subclass():
-    """Give loaded state a class that gets its answers in a case."""
-    import torch
-
-    class Liar(torch.Tensor):
-        pass
-
-    def lie(tensor):
-        _answer_late(Liar)
-        return tensor.as_subclass(Liar)
-
-    _after_loads(lie, Liar)
-
-
-def suite_function():
-    """Replace the function of the suite that expects."""
+def suite_functions():
+    """Replace the code of the functions of the suite that expect."""
     from keyedopt.conformance.suite.support import assertions
 
-    assertions.expect = yes
-
-
-def suite_code():
-    """Replace the code of the function of the suite that expects."""
-    from keyedopt.conformance.suite.support import assertions
-
-    assertions.expect.__code__ = yes.__code__
+    for name, function in vars(assertions).items():
+        if name.startswith("expect"):
+            function.__code__ = yes.__code__
 
 
 def suite_error():
