@@ -236,6 +236,26 @@ def test_a_table_of_another_size_raises(backend, rows, steps):
     assert all(torch.equal(state[key], value) for key, value in before.items())
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("make", [torch.clone, lambda state: state[:4].clone()], ids=["copy", "smaller"])
+def test_a_state_that_is_replaced_between_lookup_and_update_is_used(backend, make):
+    """An update does not write into a state that the optimizer has no more."""
+    module = bags(backend=backend)
+    train(module, 1)
+    state = module.fused_optimizer.state[module.embedding_bags["t"].weight]
+    output = module(features())["f"].sum()
+    old = state["t.exp_avg_sq"]
+    state["t.exp_avg_sq"] = make(old)
+    before = old.clone()
+    if len(state["t.exp_avg_sq"]) == len(old):
+        output.backward()
+        assert bool((state["t.exp_avg_sq"][INDICES] > before[INDICES]).all())
+    else:
+        with pytest.raises((ValueError, RuntimeError)):
+            output.backward()
+    assert torch.equal(old, before)
+
+
 def test_bulk_functions_leave_freed_memory_alone():
     """Norms, copies and checks of row numbers do not read memory that was freed."""
     if native is None:
