@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from keyedopt.fused.backends import check_name, choose
 from keyedopt.fused.backends.interface import Lookup, Step, Table, Tables
 from keyedopt.fused.backends.packed import PackedLayout, PackedLookups
-from keyedopt.reference.rules.rows import check_rows
 
 __all__ = ["use_keyedopt_kernels"]
 
@@ -122,7 +121,7 @@ class TableKernels:
         listed = self._listed(lookups, None)
         if not self._backend.checks_lookups:
             for one in listed:
-                check_rows(one.values, len(tables[one.table].weight), "row numbers")
+                _check_rows(one.values, len(tables[one.table].weight))
         found = self._backend.look_up(tables, listed)
         return torch.cat(found, dim=1 if self._pools else 0).float()
 
@@ -188,6 +187,12 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.kernels._update(ctx.lookups, grads[0])
         return None, None, None
+
+
+def _check_rows(values: Tensor, rows: int) -> None:
+    wrong = values[(values < 0) | (values >= rows)]
+    if wrong.numel():
+        raise ValueError(f"row numbers must be from 0 to {rows - 1}, not {int(wrong[0])}")
 
 
 def _check_offsets(lookups: PackedLookups) -> None:
