@@ -15,7 +15,8 @@ MADE = ("clauses", "findings")
 GROUPS = {
     "Embedding tables": (
         *("EmbeddingBagConfig", "EmbeddingBagCollection", "EmbeddingConfig", "EmbeddingCollection"),
-        *("PoolingType", "Jagged", "CachedEmbeddings", "as_torchrec", "use_fbgemm_kernels", "explain"),
+        *("PoolingType", "Jagged", "CachedEmbeddings", "as_torchrec", "explain"),
+        *("use_fbgemm_kernels", "use_keyedopt_kernels"),
     ),
     "Optimizers of tables": ("RowWiseAdagrad", "PartialRowWiseAdam", "PartialRowWiseLAMB", "SparseAdam"),
     "Optimizers of any parameters": ("SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "LAMB", "LarsSGD"),

@@ -44,6 +44,7 @@ from keyedopt.fused.optimizers import (
 )
 from keyedopt.fused.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.fused.semi_sync import SemisyncOptimizer
+from keyedopt.fused.sharded_tables import use_keyedopt_kernels
 from keyedopt.fused.sparse_adam import SparseAdam
 from keyedopt.fused.torchrec_kernels import use_fbgemm_kernels
 from keyedopt.fused.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
@@ -91,4 +92,5 @@ __all__ = [
     "explain",
     "in_backward_optimizer_filter",
     "use_fbgemm_kernels",
+    "use_keyedopt_kernels",
 ]

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
-from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.bulk import native, places
 from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
 from keyedopt.fused.dense.step_hooks import with_step_hooks
@@ -94,17 +93,6 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
             self.check_layout(grad)
             self.check_shapes(param, grad)
         self._checked_places = found
-
-    def check_shapes(self, param: Tensor, grad: Tensor) -> None:
-        """Raise RuntimeError unless gradient and state have the shape of a parameter, and memory.
-
-        Kernels get addresses. This checks all steps but those of `cpu_fast_path`, whose C++ checks.
-        """
-        super().check_shapes(param, grad)
-        values = (grad._indices(), grad._values()) if grad.is_sparse else (grad,)
-        for tensor in (param, *values, *self.state.get(param, {}).values()):
-            if isinstance(tensor, Tensor):
-                check_memory(tensor)
 
     def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
         """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""

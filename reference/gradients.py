@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from keyedopt.reference.memory import check_memory
+
 Groups = tuple[Any, ...]  # process groups; the name of their type differs between builds of torch
 
 
@@ -29,10 +31,13 @@ def gradient_parts(param: torch.Tensor) -> list[torch.Tensor]:
 
     Raises:
         ValueError: the gradient is a `DTensor` that has not been reduced.
+        RuntimeError: the memory of the gradient was freed.
     """
     grad = param.grad
     if grad is None:
         return []
+    for tensor in (grad._indices(), grad._values()) if grad.is_sparse else (grad,):
+        check_memory(tensor)
     if isinstance(grad, DTensor):
         if any(kind.is_partial() for kind in grad.placements):
             raise ValueError("a DTensor gradient with Partial placement cannot be clipped: reduce it")

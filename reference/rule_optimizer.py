@@ -118,8 +118,8 @@ class RuleOptimizer(Optimizer):
 
         Raises:
             RuntimeError: a gradient has a layout that the rule cannot use, a gradient or a state does not
-                have the shape of its parameter, or a gradient is not finite and `error_if_nonfinite` is set.
-                Nothing is written.
+                have the shape and device of its parameter, the memory of a tensor was freed, or a gradient
+                is not finite and `error_if_nonfinite` is set. Nothing is written.
             ValueError: a sparse gradient lists a row that the parameter does not have. Nothing is written.
         """
         loss = None

@@ -93,6 +93,12 @@ def _learning_rate(group: dict[str, Any]) -> float | None:
     return float(lr) if not isinstance(lr, Tensor) or lr.is_cpu else None
 
 
+def _is_number(count: Any) -> bool:
+    if isinstance(count, Tensor):
+        return count.is_cpu and not count.is_sparse and not count.ndim
+    return type(count) is int
+
+
 def _sparse(optimizer: Any, parts: list[Part]) -> str:
     native, backend = extension(), first(_CPU)
     listed = [param for _, params, _, _ in parts for param in params]
@@ -112,8 +118,9 @@ def _sparse(optimizer: Any, parts: list[Part]) -> str:
             if native.outside(rows, tuple(param.shape)) is not None:
                 return "a gradient lists rows that it cannot check, or that do not exist"
         counts = states.pop() if optimizer.algorithm != "sgd" else []
-        if any(isinstance(count, Tensor) and count.ndim for count in counts):
-            return "steps are counted by row"
+        kinds = {(type(count), _is_number(count)) for count in counts}
+        if len(kinds) > 1 or not all(number for _, number in kinds):
+            return "step counts are not alike, or not one number each on the CPU"
         before = {int(count) for count in counts}
         described = native.listed(params, states, indices, values)
         if described is None:

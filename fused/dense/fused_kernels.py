@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
-from keyedopt.fused.backends.memory import PLAIN
 from keyedopt.fused.bulk import native
 from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group
+from keyedopt.reference.memory import PLAIN
 
 CPU_KERNELS = "C++ kernels for dense gradients"
 DEVICES = ("cpu", "cuda")

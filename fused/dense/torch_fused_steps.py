@@ -9,10 +9,10 @@ from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from keyedopt.fused.backends.interface import Step
-from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.bulk import native
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
 from keyedopt.fused.dense.state_memory import full_state
+from keyedopt.reference.memory import check_memory
 
 #: Torch optimizers with a fused kernel, each with its algorithm and state tensors.
 TORCH_OPTIMIZERS: dict[type, tuple[str, tuple[str, ...]]] = {

@@ -19,9 +19,10 @@ from torch import Tensor
 from keyedopt.fused import backends
 from keyedopt.fused.backends import self_check, torch_rules
 from keyedopt.fused.backends.interface import Backend, Step
-from keyedopt.fused.backends.memory import PLAIN, is_dense
+from keyedopt.fused.backends.memory import is_dense
 from keyedopt.fused.backends.streams import as_current
 from keyedopt.fused.dense.fused_kernels import Work, same_formula
+from keyedopt.reference.memory import PLAIN
 
 if TYPE_CHECKING:
     from keyedopt.fused.backends.triton.dense_launch import Dense, Launch  # which needs Triton

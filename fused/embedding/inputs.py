@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.backends.native import parse_bags
 from keyedopt.reference.embedding.inputs import (
     INTEGERS,
@@ -17,6 +16,7 @@ from keyedopt.reference.embedding.inputs import (
 )
 from keyedopt.reference.embedding.jagged import Features, Jagged
 from keyedopt.reference.embedding.variable_batch import has_variable_batch
+from keyedopt.reference.memory import check_memory
 
 
 @dataclass(frozen=True, eq=False)

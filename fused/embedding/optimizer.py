@@ -179,8 +179,8 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         remember_count(counter, step)
 
     def _regroup_if_changed(self, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:
-        """Regroup lookups whose tables changed parameter group since the forward pass."""
-        same = {id(group.options) for group, _ in lookups} <= set(map(id, self.param_groups))
+        """Regroup lookups whose tables changed parameter group or state since the forward pass."""
+        same = all(group.is_current(self.param_groups) for group, _ in lookups)
         return lookups if same else self._regroup(lookups)
 
     def _regroup(self, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:

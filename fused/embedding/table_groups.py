@@ -11,10 +11,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from keyedopt.fused.backends import choose, described, explain
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables, misfit
-from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.bulk import places
 from keyedopt.fused.embedding.table_optimizers import STATE_KEYS, as_table
 from keyedopt.fused.rule_optimizer import RuleOptimizer
+from keyedopt.reference.memory import check_memory
 
 #: Types of options that cannot be changed in place.
 IMMUTABLE = (float, int, str, type(None))

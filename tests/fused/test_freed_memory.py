@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from keyedopt import fused
+from keyedopt import fused, reference
 from keyedopt.fused.bulk import native
 from keyedopt.fused.embedding import (
     EmbeddingBagCollection,
@@ -14,13 +14,16 @@ from keyedopt.fused.embedding import (
 )
 
 OPTIMIZERS = {
-    "SGD": lambda params: fused.SGD(params, lr=0.1, momentum=0.9),
-    "Adagrad": lambda params: fused.Adagrad(params, lr=0.1),
-    "Adam": lambda params: fused.Adam(params, lr=0.1),
-    "AdamW": lambda params: fused.AdamW(params, lr=0.1),
-    "RowWiseAdagrad": lambda params: fused.RowWiseAdagrad(params, lr=0.1),
-    "LAMB": lambda params: fused.LAMB(params, lr=0.1),
+    "SGD": {"momentum": 0.9},
+    "Adagrad": {},
+    "Adam": {},
+    "AdamW": {},
+    "RowWiseAdagrad": {},
+    "LAMB": {},
+    "Ftrl": {},
+    "PartialRowWiseAdam": {"max_norm": 0.5},
 }
+LIBRARIES = pytest.mark.parametrize("library", [fused, reference], ids=["fused", "reference"])
 INDICES, OFFSETS = [0, 3, 3], [0, 1, 3]
 
 
@@ -29,10 +32,10 @@ def free(tensor):
     tensor.untyped_storage().resize_(0)
 
 
-def trained(kind, dtype=torch.float32, sparse=False):
+def trained(kind, dtype=torch.float32, sparse=False, library=fused):
     """Return two parameters and their optimizer after a step, with gradients for the next one."""
     params = [nn.Parameter(torch.ones(8, 4, dtype=dtype)) for _ in range(2)]
-    optimizer = OPTIMIZERS[kind](params)
+    optimizer = getattr(library, kind)(params, lr=0.1, **OPTIMIZERS[kind])
     for param in params:
         grad = torch.ones_like(param)
         param.grad = grad.to_sparse(1) if sparse else grad
@@ -57,9 +60,10 @@ def expect_untouched(params, optimizer, before):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_step_with_freed_memory_raises(kind, dtype, sparse, what):
+@LIBRARIES
+def test_a_step_with_freed_memory_raises(library, kind, dtype, sparse, what):
     """A parameter, gradient or state without memory is an error, and no other parameter is updated."""
-    params, optimizer = trained(kind, dtype, sparse)
+    params, optimizer = trained(kind, dtype, sparse, library)
     last = params[1]
     if what == "grad":
         free(last.grad._values() if sparse else last.grad)
@@ -76,9 +80,10 @@ def test_a_step_with_freed_memory_raises(kind, dtype, sparse, what):
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_step_with_another_size_raises(kind, dtype, sparse, what):
+@LIBRARIES
+def test_a_step_with_another_size_raises(library, kind, dtype, sparse, what):
     """A parameter that has grown, or a smaller state, is an error, and no other parameter is updated."""
-    params, optimizer = trained(kind, dtype, sparse)
+    params, optimizer = trained(kind, dtype, sparse, library)
     last = params[1]
     if what == "weight":
         last.data = torch.ones(16, 4, dtype=dtype)
@@ -91,6 +96,43 @@ def test_a_step_with_another_size_raises(kind, dtype, sparse, what):
     before = snapshot(params, optimizer)
     with pytest.raises(RuntimeError):
         optimizer.step()
+    expect_untouched(params, optimizer, before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda value: None, lambda value: 1.5, lambda value: value.to("meta"), lambda value: value.to_sparse()],
+    ids=["none", "number", "meta", "sparse"],
+)
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@LIBRARIES
+def test_a_state_of_another_kind_raises(library, kind, sparse, make):
+    """A state that is no strided tensor on the device of its parameter is an error; nothing is updated."""
+    params, optimizer = trained(kind, sparse=sparse, library=library)
+    state = optimizer.state[params[1]]
+    for name, value in list(state.items()):
+        state[name] = make(value)
+        before = snapshot(params, optimizer)
+        with pytest.raises(RuntimeError, match=f"the state '{name}'"):
+            optimizer.step()
+        expect_untouched(params, optimizer, before)
+        state[name] = value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("clipping", ["NORM", "VALUE"])
+@LIBRARIES
+def test_clipping_a_gradient_without_memory_raises(library, clipping, sparse, dtype):
+    """torch's operators of norms and limits read freed memory, which ends the process."""
+    params, optimizer = trained("Adam", dtype, sparse, library)
+    keyed = library.KeyedOptimizerWrapper({"a": params[0], "b": params[1]}, lambda _: optimizer)
+    clipped = library.GradientClippingOptimizer(keyed, library.GradientClipping[clipping], 0.5)
+    free(params[1].grad._values() if sparse else params[1].grad)
+    before = snapshot(params, optimizer)
+    with pytest.raises(RuntimeError, match="has been freed"):
+        clipped.step()
     expect_untouched(params, optimizer, before)
 
 
@@ -192,6 +234,26 @@ def test_a_table_of_another_size_raises(backend, rows, steps):
         output.backward()
     assert bool((weight == 1).all())
     assert all(torch.equal(state[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("make", [torch.clone, lambda state: state[:4].clone()], ids=["copy", "smaller"])
+def test_a_state_that_is_replaced_between_lookup_and_update_is_used(backend, make):
+    """An update does not write into a state that the optimizer has no more."""
+    module = bags(backend=backend)
+    train(module, 1)
+    state = module.fused_optimizer.state[module.embedding_bags["t"].weight]
+    output = module(features())["f"].sum()
+    old = state["t.exp_avg_sq"]
+    state["t.exp_avg_sq"] = make(old)
+    before = old.clone()
+    if len(state["t.exp_avg_sq"]) == len(old):
+        output.backward()
+        assert bool((state["t.exp_avg_sq"][INDICES] > before[INDICES]).all())
+    else:
+        with pytest.raises((ValueError, RuntimeError)):
+            output.backward()
+    assert torch.equal(old, before)
 
 
 def test_bulk_functions_leave_freed_memory_alone():

@@ -8,6 +8,7 @@ from torch import distributed as dist
 from torch import multiprocessing
 
 from keyedopt import fused, reference
+from keyedopt.fused import sharded_tables
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [reference, fused])
 ROWS, WIDTH, BATCH, STEPS = 40, 8, 4, 4
@@ -250,27 +251,49 @@ def shard_and_train(rank, port, queue):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    results = []
+    results, ran, update = [], [], sharded_tables.TableKernels._update
+
+    def noted(kernels, *given):
+        ran.append(kernels._backend.name)
+        update(kernels, *given)
+
+    sharded_tables.TableKernels._update = noted
     for kind, options, sharding in (
         (fused.RowWiseAdagrad, {}, "table_wise"),
         (torchrec.optim.RowWiseAdagrad, {"eps": 1e-8}, "table_wise"),
         (fused.Adagrad, {}, "row_wise"),
         (torch.optim.Adagrad, {"eps": 1e-8}, "row_wise"),
         (fused.RowWiseAdagrad, {}, "table_wise without the call"),
+        (fused.RowWiseAdagrad, {}, "table_wise with keyedopt's kernels"),
+        (fused.Adagrad, {}, "row_wise with keyedopt's kernels"),
     ):
         torch.manual_seed(0)
         model = Model(bags_of(torchrec))
         fused.apply_optimizer_in_backward(kind, model.tables.parameters(), options | {"lr": 0.5})
-        sharding, _, without = sharding.partition(" ")
-        if not without:
+        sharding, _, otherwise = sharding.partition(" ")
+        if not otherwise.startswith("without"):
             fused.use_fbgemm_kernels(model, "cpu")
         plan = plan_of(model, sharding)
         kinds = {(one.sharding_type, one.compute_kernel) for one in plan.plan["tables"].values()}
         sharded = DistributedModelParallel(model, device=torch.device("cpu"), plan=plan)
-        results.append((kinds, train(torchrec, sharded, sharded.fused_optimizer, rank)))
-    queue.put((rank, results))
+        if otherwise.startswith("with keyedopt"):
+            fused.use_keyedopt_kernels(sharded, "native")
+        results.append((kinds, train(torchrec, sharded, sharded.fused_optimizer, rank), saved(sharded)))
+    queue.put((rank, (results, ran)))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def saved(sharded):
+    """Return the Euclidean norm of what this rank saves under each key: weights and states of its shards."""
+    states = sharded.fused_optimizer.state_dict()["state"]
+    entries = sharded.state_dict() | {key: one for state in states.values() for key, one in state.items()}
+    found = {}
+    for key, value in entries.items():
+        shards = value.local_shards() if hasattr(value, "local_shards") else None
+        parts = [value] if shards is None else [shard.tensor for shard in shards]
+        found[key] = [part.double().norm().item() for part in parts]
+    return found
 
 
 @pytest.mark.complete
@@ -284,17 +307,25 @@ def test_two_ranks_train_as_with_torchrecs_classes(torchrec):
     for one in ranks:
         one.start()
     try:
-        results = dict(queue.get(timeout=120) for _ in ranks)
+        found = dict(queue.get(timeout=120) for _ in ranks)
     finally:
         for one in ranks:
             one.join(30)
             one.kill()
     for rank in range(2):
-        assert [kinds for kinds, _ in results[rank]] == [
-            {(sharding, "fused")}
-            for sharding in ("table_wise", "table_wise", "row_wise", "row_wise", "table_wise")
-        ]
-        ours, theirs, ours_row_wise, theirs_row_wise, uncalled = (found for _, found in results[rank])
+        results, ran = found[rank]
+        assert ran == ["native"] * 2 * STEPS
+        by_table, by_row = {("table_wise", "fused")}, {("row_wise", "fused")}
+        plans = [by_table, by_table, by_row, by_row, by_table, by_table, by_row]
+        assert [kinds for kinds, _, _ in results] == plans
+        ours, theirs, ours_row_wise, theirs_row_wise, uncalled, *kernels = (
+            losses for _, losses, _ in results
+        )
         assert ours == theirs == uncalled
         assert ours_row_wise == theirs_row_wise
         assert [step[0] for step in ours] == pytest.approx([0.25, 0.375, 0.5, 0.5])
+        for losses, wanted in zip(kernels, (ours, ours_row_wise), strict=True):
+            assert losses == [pytest.approx(step, rel=1e-5) for step in wanted]
+        for place, like in ((5, 0), (6, 2)):
+            norms, wanted = results[place][2], results[like][2]
+            assert norms == {key: pytest.approx(other, rel=1e-5) for key, other in wanted.items()}

@@ -14,8 +14,9 @@ from torch import Tensor
 from keyedopt.fused.backends.fbgemm import tbe
 from keyedopt.fused.backends.fbgemm.arguments import arguments, refusal
 from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step, Table, misfit
-from keyedopt.fused.backends.memory import check_lookups, check_memory
+from keyedopt.fused.backends.memory import check_lookups
 from keyedopt.fused.backends.sums import coalesce_lookups
+from keyedopt.reference.memory import check_memory
 
 CONTIGUOUS = "FBGEMM needs contiguous tables and states"
 

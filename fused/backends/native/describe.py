@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table, Tables, misfit
-from keyedopt.fused.backends.memory import PLAIN, check_memory
+from keyedopt.reference.memory import PLAIN, check_memory
 
 #: The numbers of kernels.h. SparseAdam is Adam with another placement of eps.
 ALGORITHM_NUMBERS = {

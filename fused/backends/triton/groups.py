@@ -10,11 +10,12 @@ import torch
 import triton.language as tl
 
 from keyedopt.fused.backends.interface import Columns, Lookup, Table, Tables, misfit
-from keyedopt.fused.backends.memory import address, check_memory
+from keyedopt.fused.backends.memory import address
 from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, known_on_device, pack_rows
 from keyedopt.fused.backends.triton.shapes import Shape, Tuning, shape_for
 from keyedopt.fused.bulk import places
+from keyedopt.reference.memory import check_memory
 
 #: The most linear rows of a launch, unless one table has more: `radix` sorts row numbers of 30 bits.
 MOST_ROWS = 2**30
