@@ -133,7 +133,7 @@ class ForeignKeyed(torch.optim.Optimizer):
         for key, entry in state_dict["state"].items():
             param = self.params[key]
             live = self._entry(param)
-            for name in live:
+            for name in ("velocity", "steps"):
                 live[name].copy_(entry[name])
         if self.defaults["_save_param_groups"]:
             self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]

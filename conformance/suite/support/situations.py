@@ -267,6 +267,8 @@ class Situated:
         configs, args, options = list(configs), tuple(map(_uncalled, args)), _each(_uncalled, options)
         if not configs or not self._is("table", "feature"):
             return kind(configs, *args, **options)
+        if self._is("frozen") and self._impl.lacks(f"{name}.frozen_tables"):
+            raise CannotRun(f"{name} trains every table", name=f"{name}.frozen_tables")
         first = configs[0]
         like = {
             "data_type": first.data_type,
