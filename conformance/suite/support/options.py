@@ -56,8 +56,8 @@ AT_FIRST = ("initial_accumulator_value", "bias_correction")
 SET = [(algorithm, "lr") for algorithm in (*OTHER_OPTIONS, OTHER)] + [
     pair for pair in EACH if pair[1] not in AT_FIRST
 ]
-#: Options that may be 0, a value like any other. (Of LARS a ratio of 0, as with eta = 0, counts as 1, and some
-#: implementations adapt only rates of weights that decay.)
+#: Options that may be 0, a value like any other. (Of LARS a ratio of 0, as with eta = 0, counts as 1, and
+#: some implementations adapt only rates of weights that decay.)
 FROM_ZERO = [
     (algorithm, option)
     for algorithm, option in [*EACH, *((name, "weight_decay") for name in OTHER_OPTIONS if name != "LarsSGD")]

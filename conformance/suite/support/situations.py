@@ -243,7 +243,11 @@ class Situated:
         groups = _groups_of(made)
         for group in groups:
             if [id(param) for param in group["params"]] == [id(beside)] and len(groups) > 1:
-                group.update({name: value for name, value in self._options.items() if name in group})
+                for name, value in self._options.items():
+                    if isinstance(group.get(name), torch.Tensor):
+                        group[name].fill_(value)  # some optimizers allow no number in its place
+                    elif name in group:
+                        group[name] = value
                 if self._is("tensor-lr") and "lr" in group:
                     group["lr"] = torch.tensor(OPTIONS_BESIDE["lr"], device=the_device())
                     self.built["tensor-lr"] = None
