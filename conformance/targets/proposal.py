@@ -360,7 +360,8 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
     described = {*draft.names.values(), *own.values(), *sparse.values()}
     for name, (place, kind) in classes.items():
         given = any(kind is root for root in roots)
-        if place not in described and _is_optimizer(kind) and (given or not _named(name)):
+        free = place not in described and name not in _names(COMPOSING)
+        if free and _is_optimizer(kind) and (given or not _named(name)):
             draft.add_other(place, kind)
     areas = _claimed(own)
     companions = {name for area in areas for name in spec.areas()[area].companions}

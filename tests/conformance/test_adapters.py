@@ -198,7 +198,7 @@ def test_a_subclass_of_a_published_class_is_proposed_and_charged_with_its_own_de
         runner.run("about_subclasses:ABOUT", options, path=[str(tmp_path)]), (), known
     )
     outcomes: dict[str, set[str]] = {}
-    for case in result.cases:
+    for case in (case for case in result.cases if "situation" not in case.inputs):
         outcomes.setdefault(case.case.partition("[")[0].partition("::")[2], set()).add(case.outcome)
     assert outcomes["test_the_argument_of_zero_grad_is_passed_on"] == {"fail"}  # its own
     assert outcomes["test_step_hooks_run_once_a_step"] == {"known"}  # torchrec's
@@ -354,7 +354,7 @@ PLAIN, CLAIMED = Implementation(**own), Implementation(**own, variants={"Adam": 
     plain, claimed = (
         runner.run(f"mine:{name}", options, path=[str(tmp_path)]) for name in ("PLAIN", "CLAIMED")
     )
-    (failed,) = plain.cases
+    (failed,) = (case for case in plain.cases if "situation" not in case.inputs)
     assert failed.outcome == "fail"
     assert "the variant 'decoupled' fits" in failed.seen
     assert {case.outcome for case in claimed.cases} == {"pass"}

@@ -361,6 +361,7 @@ def test_nested_clipping(impl):
 
 
 @pytest.mark.clause("FUSED-075")
+@pytest.mark.plain_only("it has wrappers of its own")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "OptimizerWrapper")
 @pytest.mark.parametrize("bounds", [(0.25, 0.5), (0.5, 0.25), (0.5, 1.0, 0.25), (0.25, 1.0, 0.5)])
 def test_clipping_around_wrapped_clipping(impl, bounds):
