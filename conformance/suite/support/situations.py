@@ -98,7 +98,7 @@ class Situated:
         self._impl, self._dimensions = impl, frozenset(situation.split("+"))
         self._beside: dict[int, tuple[Any, torch.nn.Parameter]] = {}
         self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._with_groups: list[tuple[Any, torch.nn.Parameter]] = []
+        self._with_groups: list[tuple[Any, torch.nn.Parameter, Mapping[str, float]]] = []
         # torch's optimizers do not decay with sparse gradients
         self._options = OPTIONS_BESIDE | ({"weight_decay": 0.0} if self._is("layout") else {})
         #: The dimensions that were really built.
@@ -120,15 +120,15 @@ class Situated:
         """Expect what is beside the case as it must be: frozen tables, options of the other group."""
         for table, before in self._frozen:
             expect_bits(table.detach(), before, "a frozen table beside the others")
-        for made, beside in self._with_groups:
+        for made, beside, options in self._with_groups:
             for group in _groups_of(made):
                 if [id(param) for param in group["params"]] == [id(beside)]:
-                    self._check_options(group)
+                    self._check_options(group, options)
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        decay = self._options["weight_decay"]
-        seen = group.get("weight_decay", decay)
-        expect(seen == decay, "weight_decay of the other group as it was", seen)
+    def _check_options(self, group: Mapping[str, Any], options: Mapping[str, float]) -> None:
+        if "weight_decay" in group and "weight_decay" in options:
+            decay, seen = options["weight_decay"], group["weight_decay"]
+            expect(seen == decay, "weight_decay of the other group as it was", seen)
         if self._is("tensor-lr") and "lr" in group:
             expect(isinstance(group["lr"], torch.Tensor), "a tensor as learning rate", group["lr"])
 
@@ -157,10 +157,10 @@ class Situated:
                 made = factory(groups)
             finally:
                 self._dimensions = outside
-            self._make_unlike(made, beside)
+            self._make_unlike(made, beside, self._options)
             return made
 
-        made = self._lived(kind(listed, build, *args, **options), listed.values(), beside)
+        made = self._lived(kind(listed, build, *args, **options), listed.values(), beside, self._options)
         if self._is("nesting"):
             made = self._impl.OptimizerWrapper(made)
             self.built["nesting"] = None
@@ -180,10 +180,11 @@ class Situated:
                 raise CannotRun(f"{name} does not take it", name=f"{name}.{claim}")
         beside = self._parameter_beside(first, name)
         made = kind(self._groups(params, beside), *args, **options)
-        self._make_unlike(made, beside)
+        unlike = {one: value for one, value in self._options.items() if not self._impl.lacks(f"{name}.{one}")}
+        self._make_unlike(made, beside, unlike)
         listed = [one["params"] if isinstance(one, dict) else one for one in params]
         own = [one for each in listed for one in ([each] if isinstance(each, torch.Tensor) else each)]
-        return self._lived(made, own if beside is None else [*own, beside], beside)
+        return self._lived(made, own if beside is None else [*own, beside], beside, unlike)
 
     def _parameter_beside(self, own: torch.Tensor, name: str) -> torch.nn.Parameter | None:
         """Return the parameter beside the first one of the case, always the same one; None if it has none."""
@@ -238,12 +239,12 @@ class Situated:
         self.built["group"] = None
         return [*own, {"params": [beside]}] if last else [{"params": [beside]}, *own]
 
-    def _make_unlike(self, made: Any, beside: Any) -> None:
-        """Give the group of the other parameter other options."""
+    def _make_unlike(self, made: Any, beside: Any, options: Mapping[str, float]) -> None:
+        """Give the group of the other parameter these options."""
         groups = _groups_of(made)
         for group in groups:
             if [id(param) for param in group["params"]] == [id(beside)] and len(groups) > 1:
-                for name, value in self._options.items():
+                for name, value in options.items():
                     if isinstance(group.get(name), torch.Tensor):
                         group[name].fill_(value)  # some optimizers allow no number in its place
                     elif name in group:
@@ -252,7 +253,7 @@ class Situated:
                     group["lr"] = torch.tensor(OPTIONS_BESIDE["lr"], device=the_device())
                     self.built["tensor-lr"] = None
 
-    def _lived(self, made: Any, params: Iterable[Any], beside: Any) -> Any:
+    def _lived(self, made: Any, params: Iterable[Any], beside: Any, options: Mapping[str, float]) -> Any:
         """Return an optimizer as a copy that shares its parameters, or one that reloads after each step."""
         if self._is("copy"):
             made = copy.deepcopy(made, {id(param): param for param in params})
@@ -261,7 +262,7 @@ class Situated:
             made.register_step_post_hook(_reload)
             self.built["load"] = None
         if self._is("group") and beside is not None:
-            self._with_groups.append((made, beside))
+            self._with_groups.append((made, beside, options))
         return made
 
     # --- embedding modules --------------------------------------------------------------------------
