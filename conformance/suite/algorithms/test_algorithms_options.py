@@ -44,6 +44,7 @@ from keyedopt.conformance.suite.support.options import (
     WITH_START,
     with_required_options,
     with_zeros,
+    zero_and_tiny,
 )
 
 any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
@@ -203,7 +204,8 @@ def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
         before = plain.detach().double()
         expect_same_state(impl, algorithm, entries_of(two, other), entries_of(one, plain))
         if not algorithm.endswith("LAMB"):  # whose trust ratio scales the decay
-            expect_close(other.detach(), wanted, f"the weight after {steps} steps", ulps=16)
+            # each step rounds as the first one does
+            expect_close(other.detach(), wanted, f"the weight after {steps} steps", ulps=8 * steps)
 
 
 @pytest.mark.clause("ALGO-112")
@@ -212,8 +214,7 @@ def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
 def test_an_option_of_zero(impl, algorithm, option):
     """An option that is given as 0 acts like a tiny value, or is refused; it is not left out."""
     start, grads, seen = parameter(4, 3), fixed_grads(3), []
-    for value in (0.0, 1e-30):
-        given = with_required_options(option, (value, value) if option == "betas" else value)
+    for given in zero_and_tiny(option):
         try:
             seen.append(trained_copy(impl, algorithm, start, grads, **given)[0])
         except ValueError:

@@ -19,8 +19,10 @@ from keyedopt.conformance.suite.support.sharded import everyone
 HERE = [3.0, -4.0]
 THERE = [12.0, 0.0]
 #: How a gradient lies on a mesh, a word for each dimension.
-ON_MESHES = ["shard", "replicate", "replicate shard", "shard shard"]
-ON_MESHES += ["partial", "partial replicate", "shard partial"]
+ON_MESHES = [
+    *("shard", "replicate", "partial"),
+    *("replicate shard", "shard shard", "partial replicate", "shard partial"),
+]
 
 
 @pytest.mark.clause("CLIP-058")

@@ -31,7 +31,7 @@ from keyedopt.conformance.suite.support.embedding import (
     train_rows,
 )
 from keyedopt.conformance.suite.support.measured import Measuring
-from keyedopt.conformance.suite.support.options import FROM_ZERO, with_required_options
+from keyedopt.conformance.suite.support.options import FROM_ZERO, zero_and_tiny
 from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES
 
 
@@ -218,8 +218,7 @@ def test_other_rows_with_options(impl, optimizer, option, options):
 def test_an_option_of_zero(impl, optimizer, option):
     """An option of tables that is given as 0 acts like a tiny value, or is refused; it is not left out."""
     trained = []
-    for value in (0.0, 1e-30):
-        given = with_required_options(option, (value, value) if option == "betas" else value)
+    for given in zero_and_tiny(option):
         try:
             module = collection(impl, optimizer, given, tables=ONE_TABLE)
         except ValueError:

@@ -113,9 +113,8 @@ def test_malformed_state(impl, wrong):
     elif wrong == "global state missing":
         for key in [key for key in entry if key.startswith("semi_sync_global_")]:
             del entry[key]
-    elif (
-        wrong == "all global state missing"
-    ):  # the counters, which say that there was some, are by themselves
+    elif wrong == "all global state missing":
+        # The counters, which say that there was some, have entries of their own.
         for each in state.values():
             counters = {name: each.pop(name) for name in (LOCAL_COUNTER, GLOBAL_COUNTER)}
             for key in [key for key in each if key.startswith("semi_sync_global_")]:

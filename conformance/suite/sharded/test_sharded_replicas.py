@@ -84,6 +84,7 @@ def test_mean_of_ranks_that_reach_other_tables(impl: Any) -> None:
         losses = [loss_of({"": outputs[name]}) for name in chosen]
         torch.stack(losses).mean().backward()
     for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        # Two steps sum at most 2 lookups on each of 4 ranks, in another order, and round each of them.
         expect_close(seen, wanted, "table", ulps=64)
 
 

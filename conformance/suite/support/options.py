@@ -56,13 +56,15 @@ AT_FIRST = ("initial_accumulator_value", "bias_correction")
 SET = [(algorithm, "lr") for algorithm in (*OTHER_OPTIONS, OTHER)] + [
     pair for pair in EACH if pair[1] not in AT_FIRST
 ]
-#: Options that may be 0, a value like any other. (Of LARS a ratio of 0, as with eta = 0, counts as 1, and
-#: some implementations adapt only rates of weights that decay.)
+#: The options that may be 0. (LARS counts a ratio of 0, as with eta = 0, as 1, and some implementations of it
+#: adapt only the rates of weights that decay; an lr_power of 0 makes another formula.)
 FROM_ZERO = [
-    (algorithm, option)
-    for algorithm, option in [*EACH, *((name, "weight_decay") for name in OTHER_OPTIONS if name != "LarsSGD")]
-    if option in ("betas", "weight_decay", "max_norm")
-    or (isinstance(TWO[option][1], float) and option not in ("eta", "lr_power"))
+    *((name, "weight_decay") for name in OTHER_OPTIONS if name != "LarsSGD"),
+    *(
+        pair
+        for pair in EACH
+        if pair[1] not in ("eta", "lr_power") and isinstance(TWO[pair[1]][1], float | tuple)
+    ),
 ]
 
 
@@ -77,3 +79,9 @@ def with_zeros(weights: Any, seed: int) -> None:
     set_grads(weights, seed=seed)
     for weight in weights:
         weight.grad[2] = 0
+
+
+def zero_and_tiny(option: str) -> list[dict[str, Any]]:
+    """Return an option as 0 and as a tiny value, each time with the options that it needs."""
+    values = (0.0, 1e-30)
+    return [with_required_options(option, (one, one) if option == "betas" else one) for one in values]
