@@ -139,6 +139,7 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, how):
 
 
 @pytest.mark.clause("COMB-013")
+@pytest.mark.plain_only("its optimizer has no groups")
 def test_an_object_that_refuses_takes_the_other_optimizers_back(impl):
     """If a stateful object raises, all optimizers are restored."""
     params = [parameter(2, seed=1), parameter(2, seed=2)]

@@ -121,6 +121,7 @@ def test_state_that_was_filled_in_place_can_be_loaded(impl):
 
 
 @pytest.mark.clause("KEYED-024")
+@pytest.mark.plain_only("its optimizer has no groups")
 def test_parameters_with_and_without_state(impl):
     """A load fills state after parameters that have none, or an empty one."""
     params, moment = parameters(3), ones(3)

@@ -63,6 +63,7 @@ def test_dimensions_of_one_are_dimensions(impl, live, given):
 
 
 @pytest.mark.clause("KEYED-022")
+@pytest.mark.plain_only("its optimizer has no groups")
 @pytest.mark.parametrize("given", [0, 0.0, False])
 def test_a_number_of_nothing_is_loaded(impl, given):
     """A count of 0 is loaded over a nonzero count."""
@@ -96,6 +97,7 @@ def test_options_of_nothing_are_loaded(impl, option, live, given):
 
 
 @pytest.mark.clause("KEYED-118")
+@pytest.mark.plain_only("its optimizer has no groups")
 def test_hooks_run_after_a_step_that_failed(impl):
     """After a step that raises, later steps still run their hooks."""
     param = parameter(3)
