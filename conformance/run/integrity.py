@@ -1,7 +1,7 @@
 """Detect a target that replaced functions of torch or Python, or that left a mode of torch active.
 
-This is for accidents, such as a library that patches torch. The state before the import of the target is
-compared with the state after the import and after each case. conformance/TRUST.md says what is not detected.
+These functions are noted before the import of the target, and compared after the import and after each case.
+This finds accidents, such as a library that patches torch; conformance/TRUST.md lists what is not detected.
 """
 
 import builtins
