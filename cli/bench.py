@@ -32,6 +32,16 @@ Imports = Annotated[
     typer.Option("--import", metavar="MODULE", help="Import this module first; repeatable."),
 ]
 Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every sample and verdict as JSON.")]
+Conformance = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A result of `keyedopt check` for the same build. Without it, ratios are marked unverified.",
+    ),
+]
+CheckFirst = Annotated[
+    bool, typer.Option("--check", help="Run the whole suite first, instead of reading FILE.")
+]
 OneThread = Annotated[int, typer.Option(help="Threads of torch.", min=1)]
 
 
@@ -50,16 +60,8 @@ def run(
     device: Device = "cpu",
     imports: Imports = None,
     output: Output = None,
-    conformance: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A result of `keyedopt check` for the same build. Without it, ratios are marked unverified.",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Run the whole suite first, instead of reading FILE.")
-    ] = False,
+    conformance: Conformance = None,
+    check: CheckFirst = False,
     seconds: Annotated[float, typer.Option(help="Seconds per comparison.", min=0.01, max=3600)] = 1.0,
     threads: Annotated[
         int | None, typer.Option(help="Threads of torch. Default: torch's.", min=1, show_default=False)
@@ -169,6 +171,8 @@ def grid(
         str, typer.Option(metavar="PEER,...", help="Targets to compare with.")
     ] = "torch,fbgemm,torchrec",
     output: Output = None,
+    conformance: Conformance = None,
+    check: CheckFirst = False,
     seconds: Annotated[float, typer.Option(help="Seconds per comparison.", min=0.01, max=3600)] = 0.5,
     threads: OneThread = 1,
 ) -> None:
@@ -177,7 +181,7 @@ def grid(
     The form is that of torchrec's models: a `KeyedJaggedTensor` in, one joined output and its gradient. The
     grid takes less than ten minutes on two cores.
 
-    Example: keyedopt bench grid --threads 2 --output grid.json
+    Example: keyedopt bench grid --check --output grid.json
     """
     from keyedopt.benchmarks.grid import pairs
     from keyedopt.cli.bench_run import Asked, measure
@@ -185,7 +189,13 @@ def grid(
 
     peers = tuple(filter(None, map(str.strip, against.split(","))))
     asked = Asked(
-        implementation=implementation, against=peers, output=output, seconds=seconds, threads=threads
+        implementation=implementation,
+        against=peers,
+        output=output,
+        conformance=conformance,
+        check=check,
+        seconds=seconds,
+        threads=threads,
     )
     _exit(lambda: measure(asked, pairs(), show_grid))
 

@@ -1,6 +1,7 @@
 """``keyedopt bench grid``: its shapes, its order, its summary."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from keyedopt.benchmarks import compare, grid
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import Lookups
+from keyedopt.cli import bench_proof
 
 TINY = Lookups("2x50x4, 6x3 zipf", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 
@@ -45,18 +47,28 @@ def test_the_command_measures_the_grid_and_writes_a_report(run_line, monkeypatch
     monkeypatch.setattr(grid, "pairs", lambda: chosen)
     monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: Bandwidth(1e9, 1e9))
     monkeypatch.setattr(compare, "WIDEST", float("inf"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0,) * 3)
+    proof = {"file": None, "conformant": True, "verdict": "conformant", "suite": "a", "build": "b"}
+    monkeypatch.setattr(bench_proof, "on_the_spot", lambda target, device: proof)
     line = ("bench", "grid", "--implementation", "reference", "--against", "torch", "--seconds", "0.01")
-    done = run_line(*line, "--output", tmp_path / "grid.json")
+    done = run_line(*line, "--check", "--output", tmp_path / "grid.json")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("publishable") == 2
     assert done.stdout.count(TINY.name) == 2
     assert "against torch: worst " in done.stdout
     written = json.loads((tmp_path / "grid.json").read_text())
+    assert written["conformance"] == proof
     assert [one["task"] for one in written["rows"]] == ["train_joined-sgd", "forward_joined"]
     assert all(one["matches"] and one["threads"] == 1 for one in written["rows"])
 
 
 @pytest.mark.parametrize(
-    ("option", "said"), [(("--against", "nope"), "nope"), (("--threads", "0"), "--threads")]
+    ("option", "said"),
+    [
+        (("--against", "nope"), "nope"),
+        (("--threads", "0"), "--threads"),
+        (("--conformance", "nosuch.json"), "nosuch.json"),
+    ],
 )
 def test_what_is_wrong_with_an_option_is_said(run_line, option, said):
     done = run_line("bench", "grid", *option)
