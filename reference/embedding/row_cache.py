@@ -34,7 +34,7 @@ class RowCache:
         self.row_of = torch.full((places,), -1, dtype=torch.int64, device=where)
         self._last_use = torch.full((places,), -1, dtype=torch.int64, device=where)
         self._updated = torch.zeros(places, dtype=torch.bool, device=where)
-        self._versions = [tensor._version for tensor in host]
+        self._versions = self._versions_of_host()
         self._clock = self.changes = self.used = self.loaded = 0
 
     def load(self, rows: Tensor, in_use: Iterable[Tensor]) -> Tensor:
@@ -92,11 +92,21 @@ class RowCache:
                 host.data[rows] = device.data[places].cpu()  # `data` does not count as a write by others
             self._updated[places] = False
 
+    def _versions_of_host(self) -> list[tuple[int, int, torch.Size]]:
+        """Return what changes if a tensor on the host is written, or gets other memory through ``data``."""
+        return [(tensor._version, tensor.data_ptr(), tensor.shape) for tensor in self._host]
+
     def _check_host(self) -> None:
         """Forget all rows if the table or its state was written on the host, for example by a load."""
-        versions = [tensor._version for tensor in self._host]
+        versions = self._versions_of_host()
         if versions == self._versions:
             return
+        for host, (*_, size) in zip(self._host, self._versions, strict=True):
+            if host.shape != size:
+                raise RuntimeError(
+                    f"table {self.name!r} or its state is {tuple(host.shape)} on the host, and was "
+                    f"{tuple(size)}: a table of another size needs a new module"
+                )
         if bool(self._updated.any()):
             raise RuntimeError(
                 f"table {self.name!r} or its state was written on the host while newer rows of it were on "
@@ -128,7 +138,7 @@ class RowCache:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._versions = [tensor._version for tensor in self._host]
+        self._versions = self._versions_of_host()
 
 
 def _gathered(host: Tensor, rows: Tensor, device: torch.device) -> Tensor:

@@ -189,6 +189,32 @@ def test_writing_a_table_on_the_host_is_seen_or_refused(library):
 
 
 @LIBRARIES
+def test_a_table_that_gets_other_memory_is_read_anew(library):
+    plain, cached = pair(library)
+    train(plain, range(5))
+    train(cached, range(5))
+    cached.flush()
+    for module in (plain, cached):
+        for param in module.parameters():
+            param.data = param.data * 2
+        train(module, range(5, 10))
+    assert_same(plain, cached)
+    train(cached, [10])
+    kept = next(cached.parameters())
+    before = kept.data
+    kept.data = before * 2
+    with pytest.raises(RuntimeError, match=r"table 't0' or its state was written on the host .*: call flush"):
+        cached(batch(11))
+    kept.data = torch.cat([before, before])
+    with pytest.raises(
+        RuntimeError, match=r"is \(\d+, \d+\) on the host, and was .*: a table of another size"
+    ):
+        cached(batch(11))
+    kept.data = before
+    cached(batch(11))
+
+
+@LIBRARIES
 def test_too_many_rows_at_once_are_refused_and_nothing_is_lost(library):
     plain, cached = pair(library, cached_rows={"t0": 60, "t1": 3})
     many = {"a": batch(0)["a"], **dict.fromkeys(("both", "b"), (torch.arange(5), torch.tensor([0, 1, 2, 5])))}
