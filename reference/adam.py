@@ -11,7 +11,7 @@ from keyedopt.reference import rules
 from keyedopt.reference.option_checks import check_betas, check_range
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
-from keyedopt.reference.saved_groups import TorchAdamOptions
+from keyedopt.reference.saved_groups import DECOUPLED, TorchAdamOptions, decay_of
 
 __all__ = ["Adam"]
 
@@ -118,8 +118,9 @@ class Adam(AdamLike):
             which the row had a gradient.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
-        torch_options: ``foreach``, ``fused``, ``capturable``, ``differentiable`` and ``amsgrad`` of torch's
-            class. The first two have no effect on results; the others raise an error if they are True.
+        torch_options: ``foreach``, ``fused``, ``capturable``, ``differentiable``, ``amsgrad`` and
+            ``decoupled_weight_decay`` of torch's class. The first two have no effect on results, the last is
+            ``decay``, and the others raise an error if they are True.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not of floats.
@@ -159,6 +160,8 @@ class Adam(AdamLike):
         error_if_nonfinite: bool = False,
         **torch_options: Unpack[TorchAdamOptions],
     ) -> None:
+        if DECOUPLED in torch_options:
+            decay = decay_of(torch_options[DECOUPLED], None if decay is Decay.L2 else decay)
         RuleOptimizer.__init__(
             self,
             params,

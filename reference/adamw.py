@@ -1,6 +1,6 @@
 """Adam with decoupled weight decay."""
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -49,6 +49,11 @@ class AdamW(Adam):
     -0.0307
     -0.3743
     """
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a checkpoint of Adam leaves AdamW what it is, as in torch
+            group["decay"] = Decay.DECOUPLED.value
 
     def __init__(
         self,

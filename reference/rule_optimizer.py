@@ -203,7 +203,7 @@ class RuleOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return state and groups as `torch.optim.Optimizer` does, with options as numbers, not strings."""
         saved = super().state_dict()
-        saved["param_groups"] = [as_saved(group) for group in saved["param_groups"]]
+        saved["param_groups"] = [as_saved(group, self.torch_options) for group in saved["param_groups"]]
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
+from keyedopt.reference.option_checks import as_plain
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
 
 
@@ -15,17 +16,21 @@ class TorchOptions(TypedDict, total=False):
 
 
 class TorchAdamOptions(TorchOptions, total=False):
-    """Options of torch's Adam and AdamW that choose an implementation, and AMSGrad."""
+    """Options of torch's Adam and AdamW that choose an implementation or the decay, and AMSGrad."""
 
     capturable: bool
     amsgrad: bool
+    decoupled_weight_decay: bool
 
 
+#: Torch's name of the option `decay`.
+DECOUPLED = "decoupled_weight_decay"
 #: Options of torch's optimizers that these do not have, and what to do if one is set. `foreach` and `fused`
-#: choose among torch's implementations of one formula.
+#: choose among torch's implementations of one formula; `DECOUPLED` becomes `decay`.
 TORCH_OPTIONS = {
     "foreach": "",
     "fused": "",
+    DECOUPLED: "",
     "capturable": "leave it out: on CUDA the steps of keyedopt.fused can be captured, with lr as a tensor",
     "differentiable": "torch.optim has optimizers with differentiable steps",
     "amsgrad": "torch.optim has Adam and AdamW with AMSGrad",
@@ -56,12 +61,14 @@ def check_torch_options(options: Mapping[str, Any], accepted: Collection[str]) -
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
 
 
-def as_saved(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a group with members of enumerations as numbers."""
-    return {
+def as_saved(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
+    """Return the options of a group with numbers for enumerations, and torch's name of decoupled decay."""
+    saved = {
         name: ENUMERATIONS[name].index(type(ENUMERATIONS[name][0])(value)) if name in ENUMERATIONS else value
         for name, value in group.items()
     }
+    is_decoupled = DECOUPLED in accepted and Decay(group["decay"]) is Decay.DECOUPLED
+    return saved | ({DECOUPLED: True} if is_decoupled else {})
 
 
 def as_loaded(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,13 +87,28 @@ def as_loaded(group: Mapping[str, Any]) -> dict[str, Any]:
     return loaded
 
 
+def decay_of(decoupled: bool, decay: Decay | str | None = None) -> str:
+    """Return the `decay` that torch's `decoupled_weight_decay` stands for.
+
+    Raises:
+        ValueError: `decay` is given too, and says something else.
+    """
+    meant = Decay.DECOUPLED if decoupled else Decay.L2
+    if decay is not None and Decay(decay) is not meant:
+        raise ValueError(f"decay={as_plain(decay)!r} contradicts {DECOUPLED}={decoupled!r}: give one of them")
+    return meant.value
+
+
 def without_torch_options(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
-    """Return a group without options of torch that have no effect; raise if one has an effect."""
+    """Return a group without the names of torch's options; raise if one has an effect without support."""
     found = {name: value for name, value in group.items() if name in accepted}
     check_torch_options(found, accepted)
-    return {name: value for name, value in group.items() if name not in found}
+    left = {name: value for name, value in group.items() if name not in found}
+    if DECOUPLED in found:
+        left["decay"] = decay_of(found[DECOUPLED], left.get("decay"))
+    return left
 
 
 def readable_group(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
     """Return a saved group, keyedopt's or torch's, as a `RuleOptimizer` has it."""
-    return as_loaded(without_torch_options(group, accepted))
+    return without_torch_options(as_loaded(group), accepted)

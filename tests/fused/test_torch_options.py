@@ -64,11 +64,11 @@ def test_copies_and_loads_add_no_key(library, name):
 
 @LIBRARIES
 def test_state_dicts_with_strings_are_loaded(library):
-    optimizer = stepped(library, "Adam", decay="decoupled")
+    optimizer = stepped(library, "Adam")
     saved = copy.deepcopy(optimizer.state_dict())
-    saved["param_groups"][0] |= {"decay": "l2", "rows": "nonzero"}
+    saved["param_groups"][0] |= {"decay": "none", "rows": "nonzero"}
     optimizer.load_state_dict(saved)
-    assert (optimizer.param_groups[0]["decay"], optimizer.param_groups[0]["rows"]) == ("l2", "nonzero")
+    assert (optimizer.param_groups[0]["decay"], optimizer.param_groups[0]["rows"]) == ("none", "nonzero")
 
 
 @LIBRARIES
@@ -101,3 +101,45 @@ def test_torchs_state_dict_with_an_unsupported_option_is_refused(library):
     theirs.step()
     with pytest.raises(ValueError, match="amsgrad"):
         library.Adam([weight]).load_state_dict(theirs.state_dict())
+
+
+DECAYS = {"Adam": {}, "AdamW": {}, "Adam decoupled": {"decoupled_weight_decay": True}}
+
+
+@LIBRARIES
+@pytest.mark.parametrize("saved", DECAYS)
+@pytest.mark.parametrize("loads", DECAYS)
+@pytest.mark.parametrize("direction", ["from torch", "to torch", "itself"])
+def test_a_checkpoint_keeps_its_decay_as_in_torch(library, saved, loads, direction):
+    first = torch.optim if direction == "from torch" else library
+    second = torch.optim if direction == "to torch" else library
+    expected = decayed(torch.optim, saved, torch.optim, loads)
+    torch.testing.assert_close(decayed(first, saved, second, loads), expected)
+
+
+def decayed(first, saved, second, loads):
+    """Return the weight after a step of one optimizer, and another of one that has loaded it."""
+    weight, before = torch.nn.Parameter(torch.ones(4, 3)), {}
+    for library, name in ((first, saved), (second, loads)):
+        optimizer = getattr(library, name.split()[0])([weight], lr=0.1, weight_decay=0.5, **DECAYS[name])
+        if before:
+            optimizer.load_state_dict(before)
+        weight.grad = torch.full((4, 3), 0.25)
+        optimizer.step()
+        before = optimizer.state_dict()
+    return weight.detach()
+
+
+@LIBRARIES
+def test_two_names_of_decay_that_contradict_each_other_are_refused(library):
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    contradicting = {"decay": "none", "decoupled_weight_decay": True}
+    for name, options in (("Adam", contradicting), ("AdamW", {"decoupled_weight_decay": False})):
+        with pytest.raises(ValueError, match="contradicts decoupled_weight_decay"):
+            getattr(library, name)([weight], **options)
+    optimizer = stepped(library, "Adam")
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0] |= contradicting
+    with pytest.raises(ValueError, match="decay='none' contradicts decoupled_weight_decay=True"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["decay"] == "l2"
