@@ -110,5 +110,8 @@ def without_torch_options(group: Mapping[str, Any], accepted: Collection[str]) -
 
 
 def readable_group(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
-    """Return a saved group, keyedopt's or torch's, as a `RuleOptimizer` has it."""
-    return without_torch_options(as_loaded(group), accepted)
+    """Return a saved group, keyedopt's or torch's, as a `RuleOptimizer` has it; its own `decay` counts."""
+    loaded = as_loaded(group)
+    if "decay" in loaded:
+        loaded.pop(DECOUPLED, None)
+    return without_torch_options(loaded, accepted)
