@@ -118,16 +118,18 @@ def test_a_checkpoint_keeps_its_decay_as_in_torch(library, saved, loads, directi
 
 
 def decayed(first, saved, second, loads):
-    """Return the weight after a step of one optimizer, and another of one that has loaded it."""
-    weight, before = torch.nn.Parameter(torch.ones(4, 3)), {}
+    """Return weights of two groups after a step of one optimizer, and another of one that has loaded it."""
+    weights, before = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)], {}
     for library, name in ((first, saved), (second, loads)):
-        optimizer = getattr(library, name.split()[0])([weight], lr=0.1, weight_decay=0.5, **DECAYS[name])
+        groups = [{"params": [weight], "lr": rate} for weight, rate in zip(weights, (0.1, 0.3), strict=True)]
+        optimizer = getattr(library, name.split()[0])(groups, weight_decay=0.5, **DECAYS[name])
         if before:
             optimizer.load_state_dict(before)
-        weight.grad = torch.full((4, 3), 0.25)
+        for weight in weights:
+            weight.grad = torch.full((4, 3), 0.25)
         optimizer.step()
         before = optimizer.state_dict()
-    return weight.detach()
+    return [weight.detach() for weight in weights]
 
 
 @LIBRARIES

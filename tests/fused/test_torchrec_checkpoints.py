@@ -11,7 +11,8 @@ from keyedopt import fused, reference
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", [reference, fused])
 KINDS = pytest.mark.parametrize("name", ["SGD", "Adagrad", "RowWiseAdagrad"])
 ROWS, WIDTH = 9, 4
-TABLES = ("item", "user")
+#: The name of one ends with the other.
+TABLES = ("item", "user_item")
 
 
 def configs(kind):
@@ -119,7 +120,7 @@ def test_the_state_of_unfused_optimizers_moves_both_ways(implementation, name, o
     features = {table: (torch.tensor([1, 3]), torch.tensor([0, 1, 2])) for table in TABLES}
     for _ in range(3):
         outputs = module(features)
-        (outputs["item"].square().sum() + outputs["user"].sum()).backward()
+        (outputs["item"].square().sum() + outputs["user_item"].sum()).backward()
     params = dict(module.fused_optimizer.params)
 
     def factory(chosen):

@@ -1,5 +1,6 @@
 """Combined optimizers: steps, closures, gradients, added groups."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -223,6 +224,25 @@ def test_an_added_group_is_trained_or_refused(impl, keys):
     for (key, param), value in zip(late.items(), values, strict=True):
         expect(not torch.equal(param, value), f"{key} trained", param.tolist())
     expect_equal(set(combined.state_dict()["state"]), before[1] | set(keys), "keys of the checkpoint")
+
+
+@pytest.mark.clause("COMB-032")
+@pytest.mark.parametrize("names", [("a", "ab"), ("ab", "a")], ids=" ".join)
+def test_a_group_for_one_of_two_like_names(impl, names):
+    """A prefix ends at its dot: whether a group is added does not depend on the beginning of another name."""
+    expect_equal(
+        added(impl, names), added(impl, ("c", "ab")), "keys after adding a group, beside those with c.p"
+    )
+
+
+def added(impl: Any, names: tuple[str, str]) -> Any:
+    """Add a group for the optimizer ab; return the keys of its parameters, and how many others there are."""
+    params = [parameter(2, seed=1), parameter(2, seed=2)]
+    inner = dict(zip(names, (sgd(impl, {"p": param}, lr=0.5) for param in params), strict=True))
+    combined = impl.CombinedOptimizer(list(inner.items()))
+    with contextlib.suppress(Exception):
+        combined.add_param_group({"params": {"ab.q": parameter(2, seed=7)}, "lr": 0.25})
+    return set(inner["ab"].params), len(combined.params)
 
 
 @pytest.mark.clause("COMB-032")

@@ -81,6 +81,21 @@ def test_clipping_by_norm(impl, norm_type):
 
 
 @pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("kind", ["VALUE", "NONE", "NORM"])
+def test_tracked_norm_of_tables(impl, kind):
+    """With track_grad_norm every kind records the norm of the gradients in the backward pass, or raises."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    wrapper = clipped(impl, module.fused_optimizer, kind, 1.0, track_grad_norm=True)
+    if wrapper is None:
+        return
+    for size in (1.0, 4.0):
+        train_rows(module, [2, 5], tensor([[3.0, 0.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]]) * size)
+        wrapper.step()
+        expect_close(float(wrapper.last_total_grad_norm), 5.0 * size, "last_total_grad_norm", ulps=2**32)
+
+
+@pytest.mark.clause("FUSED-072")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "LarsSGD"])
 @pytest.mark.parametrize("kind", ["VALUE", "NORM"])

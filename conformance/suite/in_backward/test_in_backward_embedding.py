@@ -63,6 +63,21 @@ def test_embedding_module(impl, copied):
         expect_bits(table.detach(), expected[name].detach(), f"table {name}")
 
 
+@pytest.mark.clause("INBW-035")
+@pytest.mark.needs("EmbeddingBagCollection", "in_backward_optimizer_filter")
+def test_filter_of_tables(impl):
+    """A table has an optimizer from when one is applied, not before."""
+    module = collection(impl, None)
+    names = [name for name, _ in module.named_parameters()]
+    for applied in range(len(names) + 1):
+        halves = [
+            [name for name, _ in impl.in_backward_optimizer_filter(module.named_parameters(), include)]
+            for include in (True, False)
+        ]
+        expect_equal(halves, [names[:applied], names[applied:]], "those with an optimizer, and the others")
+        apply_in_backward(impl, torch.optim.SGD, list(module.parameters())[applied : applied + 1])
+
+
 @pytest.mark.clause("INBW-033")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_tables_with_rates_of_their_own(impl):
