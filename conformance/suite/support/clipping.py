@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import exactly, expect, expect_close
-from keyedopt.conformance.suite.support.device import tensor, the_device, zeros
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads
+from keyedopt.conformance.suite.support.sharded import mesh_of
 
 #: Optimizers of torch. A large eps makes the step depend on the size of a gradient, not only on its sign.
 INNER: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -50,12 +51,11 @@ def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
     The mesh has one dimension for each word of the placement: ``"replicate shard"`` shards within groups,
     and the parts of ``"partial"`` are summands.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     placements = {"shard": Shard(0), "replicate": Replicate(), "partial": Partial()}
     words = placement.split()
-    mesh = init_device_mesh(the_device().type, (ranks,) * len(words))
+    mesh = mesh_of(torch.arange(ranks ** len(words)).reshape((ranks,) * len(words)))
     return DTensor.from_local(tensor, mesh, [placements[word] for word in words], run_check=False)
 
 

@@ -9,6 +9,8 @@ import torch
 from keyedopt.conformance.suite.support.device import on_host, the_device
 from keyedopt.conformance.suite.support.inputs import _numbers
 
+#: The meshes that `mesh_of` has made.
+_MESHES: dict[Any, Any] = {}
 #: The ways in which a table (rows, columns) may be spread over ranks.
 PLACEMENTS = ("row", "column", "replicated", "row of two dimensions")
 
@@ -33,20 +35,32 @@ def everyone() -> Any:
     return torch.distributed.group.WORLD
 
 
+def mesh_of(numbers: torch.Tensor) -> Any:
+    """Return the mesh of these ranks, one and the same for all cases of a process group.
+
+    A mesh makes process groups, each of which has threads that wake up all the time.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    key = everyone(), the_device().type, tuple(numbers.shape), tuple(numbers.flatten().tolist())
+    if key not in _MESHES:
+        _MESHES[key] = DeviceMesh(the_device().type, numbers)
+    return _MESHES[key]
+
+
 def distributed(whole: torch.Tensor, placement: str, ranks: Sequence[int] | None = None) -> Any:
     """Return a DTensor with these values, on a mesh of all ranks or of the given ones.
 
     With ``"row of two dimensions"`` the mesh is (n, 1), or (n / 2, 2), and rows are on its second dimension.
     """
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     numbers = torch.tensor(range(size()) if ranks is None else ranks)
     kinds: dict[str, list[Any]] = {"row": [Shard(0)], "column": [Shard(1)], "replicated": [Replicate()]}
     if placement == "row of two dimensions":
         numbers = numbers.reshape(-1, 2 if len(numbers) % 2 == 0 else 1)
-        return distribute_tensor(whole, DeviceMesh(the_device().type, numbers), [Replicate(), Shard(0)])
-    return distribute_tensor(whole, DeviceMesh(the_device().type, numbers), kinds[placement])
+        return distribute_tensor(whole, mesh_of(numbers), [Replicate(), Shard(0)])
+    return distribute_tensor(whole, mesh_of(numbers), kinds[placement])
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
