@@ -11,7 +11,7 @@ from keyedopt.reference import rules
 from keyedopt.reference.option_checks import check_betas, check_range
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
-from keyedopt.reference.saved_groups import DECOUPLED, TorchAdamOptions, decay_of
+from keyedopt.reference.saved_groups import TorchAdamOptions, decay_of
 
 __all__ = ["Adam"]
 
@@ -160,8 +160,9 @@ class Adam(AdamLike):
         error_if_nonfinite: bool = False,
         **torch_options: Unpack[TorchAdamOptions],
     ) -> None:
-        if DECOUPLED in torch_options:
-            decay = decay_of(torch_options[DECOUPLED], None if decay is Decay.L2 else decay)
+        if "decoupled_weight_decay" in torch_options:
+            given = None if decay is Decay.L2 else decay
+            decay = decay_of(torch_options["decoupled_weight_decay"], given)
         RuleOptimizer.__init__(
             self,
             params,
