@@ -29,8 +29,7 @@ class AdamW(Adam):
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
         maximize, eps_placement, bias_correction, rows, error_if_nonfinite: as in `Adam`.
-        torch_options: ``foreach``, ``fused``, ``capturable``, ``differentiable`` and ``amsgrad`` of torch's
-            class. The first two have no effect on results; the others raise an error if they are True.
+        torch_options: as in `Adam`; ``decoupled_weight_decay`` may only be True.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not of floats.

@@ -1,7 +1,7 @@
 """Detect a target that replaced functions of torch or Python, or that left a mode of torch active.
 
-These functions are noted before the import of the target, and compared after the import and after each case.
-This finds accidents, such as a library that patches torch; conformance/TRUST.md lists what is not detected.
+The functions are noted before the target is imported, and compared after the import and after each case. That
+detects accidents, such as a library that patches torch; conformance/TRUST.md says what it does not detect.
 """
 
 import builtins

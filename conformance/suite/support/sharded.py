@@ -9,8 +9,8 @@ import torch
 from keyedopt.conformance.suite.support.device import on_host, the_device
 from keyedopt.conformance.suite.support.inputs import _numbers
 
-#: The meshes that `mesh_of` has made.
-_MESHES: dict[Any, Any] = {}
+#: The process group of all ranks, and its meshes by their shape and ranks.
+_MESHES: list[Any] = [None, {}]
 #: The ways in which a table (rows, columns) may be spread over ranks.
 PLACEMENTS = ("row", "column", "replicated", "row of two dimensions")
 
@@ -36,16 +36,18 @@ def everyone() -> Any:
 
 
 def mesh_of(numbers: torch.Tensor) -> Any:
-    """Return the mesh of these ranks, one and the same for all cases of a process group.
+    """Return the mesh of these ranks: all cases of a process group share it.
 
-    A mesh makes process groups, each of which has threads that wake up all the time.
+    A mesh makes process groups, whose threads wake up all the time. Those of an earlier group are forgotten.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    key = everyone(), the_device().type, tuple(numbers.shape), tuple(numbers.flatten().tolist())
-    if key not in _MESHES:
-        _MESHES[key] = DeviceMesh(the_device().type, numbers)
-    return _MESHES[key]
+    if _MESHES[0] is not everyone():
+        _MESHES[:] = [everyone(), {}]
+    key, meshes = (tuple(numbers.shape), tuple(numbers.flatten().tolist())), _MESHES[1]
+    if key not in meshes:
+        meshes[key] = DeviceMesh(the_device().type, numbers)
+    return meshes[key]
 
 
 def distributed(whole: torch.Tensor, placement: str, ranks: Sequence[int] | None = None) -> Any:
