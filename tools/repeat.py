@@ -3,7 +3,7 @@
 ``python -m keyedopt.tools.repeat TARGET... [--runs N] [--busy N] [--together N] [--area AREA]`` checks each
 target ten times, three of them beside eight processes that keep processors busy; with ``--together 3`` three
 checks run at the same time. It prints a line for each case whose outcome differs from that of the first
-check, and exits with 1 if there is one.
+check, with what was seen, and exits with 1 if there is one.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def outcomes(target: str, areas: Sequence[str]) -> dict[str, str]:
-    """Return the outcome of each case of one check, as a user starts it."""
+def outcomes(target: str, areas: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the outcome of each case of one check, as a user starts it, and what a failing one saw."""
     with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
         file = Path(folder) / "result.json"
         command = [sys.executable, "-m", "keyedopt.cli.start", "check", target, "--output", str(file)]
@@ -43,7 +43,7 @@ def outcomes(target: str, areas: Sequence[str]) -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not file.exists():
             raise RuntimeError(f"{target} got no result: {done.stdout}{done.stderr}")
-        return {case.case: case.outcome for case in model.read(file).cases}
+        return {case.case: (case.outcome, case.seen) for case in model.read(file).cases}
 
 
 def repeat(target: str, runs: int, beside: int, areas: Sequence[str] = (), together: int = 1) -> list[str]:
@@ -56,7 +56,7 @@ def repeat(target: str, runs: int, beside: int, areas: Sequence[str] = (), toget
         areas: the areas that are checked; default: all.
         together: how many checks run at the same time in each run.
     """
-    first: dict[str, str] = {}
+    first: dict[str, tuple[str, str]] = {}
     different = []
     for number in range(runs):
         with busy(BUSY if number >= runs - beside else 0), ThreadPoolExecutor(together) as pool:
@@ -64,9 +64,10 @@ def repeat(target: str, runs: int, beside: int, areas: Sequence[str] = (), toget
         for found in every:
             first = first or found
             for case in sorted(first.keys() | found.keys()):
-                was, now = first.get(case), found.get(case)
+                (was, before), (now, seen) = (some.get(case, ("not run", "")) for some in (first, found))
                 if was != now:
-                    different.append(f"{target}, run {number + 1}: {case}: {now}, first {was}")
+                    line = f"{target}, run {number + 1}: {case}: {now}, first {was}; seen: {seen or before}"
+                    different.append(line)
     return different
 
 

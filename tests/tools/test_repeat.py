@@ -6,13 +6,14 @@ from keyedopt.tools import repeat
 
 
 def test_an_outcome_that_differs_is_named(monkeypatch):
-    found = iter([{"a": "pass", "b": "fail"}, {"a": "pass", "b": "fail"}, {"a": "fail"}])
+    first = {"a": ("pass", ""), "b": ("fail", "2")}
+    found = iter([first, first, {"a": ("fail", "3")}])
     started = []
     monkeypatch.setattr(repeat, "outcomes", lambda target, areas: next(found))
     monkeypatch.setattr(repeat.subprocess, "Popen", lambda command: started.append(command) or Stopped())
     assert repeat.repeat("acme", runs=3, beside=1) == [
-        "acme, run 3: a: fail, first pass",
-        "acme, run 3: b: None, first fail",
+        "acme, run 3: a: fail, first pass; seen: 3",
+        "acme, run 3: b: not run, first fail; seen: 2",
     ]
     assert len(started) == repeat.BUSY
 
