@@ -61,6 +61,13 @@ def drawn(case):
     return hasattr(functions()[case], "hypothesis")
 
 
+def reasons(verdict, result):
+    """Return the reasons of a verdict; of the musts in a sample perhaps none is claimed."""
+    if not result.options["clauses"]:
+        return list(verdict.reasons)
+    return [reason for reason in verdict.reasons if "none of its musts was checked" not in reason]
+
+
 def plain_cases():
     """Return cases on the CPU that take nothing, make an optimizer, and alone have their name and clause."""
     names = Counter(case.name for case in functions())
