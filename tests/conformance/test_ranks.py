@@ -1,5 +1,6 @@
 """The ranks of a case: results, failures by rank, a time limit, and no process left behind."""
 
+import ctypes
 import json
 import os
 import signal
@@ -15,7 +16,9 @@ from keyedopt.conformance.suite.support import ranks
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect_equal
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
+from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.ranks import end_kept_ranks, on_each_rank, on_ranks
+from keyedopt.conformance.suite.support.sharded import distributed, gathered
 
 #: Slow tests: so many of these every day.
 slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
@@ -41,6 +44,18 @@ def total():
 def test_results_come_in_the_order_of_the_ranks(size):
     wanted = [(one, [sum(range(size))] * 2) for one in range(size)]
     assert on_ranks(total, ranks=size) == wanted
+
+
+def spread_a_table():
+    return gathered(distributed(torch.ones(4, 2), "row")).sum().item()
+
+
+def test_ranks_begin_after_a_process_group_of_this_process():
+    """A fork has none of the threads of that group, for which the end of its meshes would wait."""
+    for _ in range(2):
+        with single_rank():
+            assert spread_a_table() == 8.0
+    assert on_ranks(spread_a_table) == [8.0, 8.0]
 
 
 def ask_for_a_missing_name():
@@ -96,6 +111,10 @@ def leave():
     wait_for_others()
 
 
+def crash():
+    ctypes.string_at(0)
+
+
 def differ():
     expect_equal(number(), 0, "number")
 
@@ -107,6 +126,7 @@ def differ():
         (refuse, ["rank 1 of 2 raised ValueError: no such row"]),
         (die, ["rank 1 of 2 ended: killed by signal 9"]),
         (leave, ["rank 1 of 2 ended: exit status 3"]),
+        (crash, ["rank 1 of 2 ended: killed by signal 11 in File", "in string_at"]),
         (differ, ["rank 1 of 2 saw 1"]),
     ],
 )

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from keyedopt.conformance.suite.support.assertions import expect, expect_equal
 from keyedopt.conformance.suite.support.embedding import collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_each_rank
-from keyedopt.conformance.suite.support.sharded import error_of, everyone, rank
+from keyedopt.conformance.suite.support.sharded import error_of, everyone, process_group, rank
 
 #: The numbers of ranks and of parameters.
 WORLDS, PARAMETERS = (10, 100, 1000), (1, 100)
@@ -48,9 +48,14 @@ def test_traffic_of_replicated_tables(impl: Any) -> dict[str, Any]:
 
 
 def simulations() -> Iterator[tuple[int, int, str]]:
-    """Simulate each number of ranks; yield it with each number of parameters, and the name of both."""
+    """Simulate each number of ranks; yield it with each number of parameters, and the name of both.
+
+    This process is the first rank, and the others send what it sends.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
     for ranks in WORLDS:
-        with Simulated(ranks):
+        with process_group("fake", FakeStore(), ranks):
             for count in PARAMETERS:
                 yield ranks, count, f"{ranks} ranks, {count} parameters"
 
@@ -115,22 +120,6 @@ def sharded(impl: Any, ranks: int, count: int) -> Any:
     )
     optimizer.step()  # ranks may agree once
     return optimizer
-
-
-class Simulated:
-    """A default process group with these ranks; this process is the first, the others send what it sends."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-
-    def __enter__(self) -> None:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        distributed: Any = torch.distributed
-        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=self._ranks)
-
-    def __exit__(self, *_: object) -> None:
-        torch.distributed.destroy_process_group()
 
 
 class Traffic(TorchDispatchMode):

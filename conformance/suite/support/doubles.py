@@ -1,7 +1,6 @@
 """Test doubles of the cases: a recording optimizer, a foreign one, a stateful object, a single rank."""
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.inputs import MARK
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
+from keyedopt.conformance.suite.support.sharded import process_group
 
 
 class Recorder(torch.optim.Optimizer):
@@ -178,17 +178,10 @@ class ForeignKeyed(torch.optim.Optimizer):
 @contextlib.contextmanager
 def single_rank() -> Iterator[None]:
     """Set up torch.distributed with one rank, in memory and without a network: gloo, on a CPU."""
-    from torch import distributed
-
     if the_device().type != "cpu":
         with mirrored_ranks(1):
             yield
         return
-    store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            distributed.destroy_process_group()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
+    with process_group("gloo", store, 1):
+        yield

@@ -5,13 +5,13 @@ local value, and a gather is n copies of it.
 """
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.sharded import process_group
 
 MIRROR = "mirror"
 # Base classes of process groups and of their results; the types differ between builds.
@@ -138,10 +138,5 @@ def mirrored_ranks(size: int = 2) -> Iterator[None]:
     kinds = dict.fromkeys(["cpu", the_device().type])
     backends = ",".join(f"{kind}:{MIRROR}" for kind in kinds)
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.distributed.init_process_group(backends, store=store, rank=0, world_size=size)
-        try:
-            yield
-        finally:
-            torch.distributed.destroy_process_group()
+    with process_group(backends, store, size):
+        yield

@@ -56,6 +56,7 @@ class RankProcess:
                 self.channel = theirs
                 gc.freeze()  # else a collection copies the memory of this process
                 faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=False)
+                faulthandler.enable(file=self._stack, all_threads=False)
                 run(self)
                 code = 0
             finally:
@@ -103,9 +104,13 @@ class RankProcess:
         end = time.monotonic() + 1.0
         while os.fstat(self._stack).st_size == 0 and time.monotonic() < end:
             time.sleep(0.01)
-        lines = os.pread(self._stack, 1 << 16, 0).decode(errors="replace").splitlines()[1:]
-        ours = [line.strip() for line in lines if f"{os.sep}torch{os.sep}" not in line]
-        return ours[0] if ours else "an unknown place"
+        return self._place() or "an unknown place"
+
+    def _place(self) -> str:
+        """Return the innermost line outside torch of the stack that the process has written, if it has."""
+        stack = os.pread(self._stack, 1 << 16, 0).decode(errors="replace")
+        lines = [line.strip() for line in stack.splitlines() if line.startswith("  File ")]
+        return next((line for line in lines if f"{os.sep}torch{os.sep}" not in line), "")
 
     def kill(self) -> None:
         """Kill the process if it has not ended."""
@@ -130,7 +135,8 @@ class RankProcess:
         """Return ``("result", value)``, or the kind of a failure and its text."""
         if self.status:
             how = f"killed by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
-            return "ended", how
+            place = self._place()
+            return "ended", f"{how} in {place}" if place else how
         written = os.pread(self._said, os.fstat(self._said).st_size, 0)
         if not written:
             return "ended", "exit status 0 before its end"

@@ -1,7 +1,9 @@
 """Helpers for cases of several ranks: distributed tensors, and what each rank did."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +11,8 @@ import torch
 from keyedopt.conformance.suite.support.device import on_host, the_device
 from keyedopt.conformance.suite.support.inputs import _numbers
 
-#: The process group of all ranks, and its meshes by their shape and ranks.
-_MESHES: list[Any] = [None, {}]
+#: The meshes of the process group of all ranks, by their shape and ranks.
+_MESHES: dict[Any, Any] = {}
 #: The ways in which a table (rows, columns) may be spread over ranks.
 PLACEMENTS = ("row", "column", "replicated", "row of two dimensions")
 
@@ -38,16 +40,30 @@ def everyone() -> Any:
 def mesh_of(numbers: torch.Tensor) -> Any:
     """Return the mesh of these ranks: all cases of a process group share it.
 
-    A mesh makes process groups, whose threads wake up all the time. Those of an earlier group are forgotten.
+    A mesh makes process groups, whose threads wake up all the time.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    if _MESHES[0] is not everyone():
-        _MESHES[:] = [everyone(), {}]
-    key, meshes = (tuple(numbers.shape), tuple(numbers.flatten().tolist())), _MESHES[1]
-    if key not in meshes:
-        meshes[key] = DeviceMesh(the_device().type, numbers)
-    return meshes[key]
+    key = tuple(numbers.shape), tuple(numbers.flatten().tolist())
+    if key not in _MESHES:
+        _MESHES[key] = DeviceMesh(the_device().type, numbers)
+    return _MESHES[key]
+
+
+@contextlib.contextmanager
+def process_group(backend: str, store: Any, size: int) -> Iterator[None]:
+    """Set up torch.distributed with this process as rank 0 of so many.
+
+    No mesh is left afterwards: in a fork, the end of its groups would wait for threads that are not there.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.init_process_group(backend, store=store, rank=0, world_size=size)
+        try:
+            yield
+        finally:
+            _MESHES.clear()
+            torch.distributed.destroy_process_group()
 
 
 def distributed(whole: torch.Tensor, placement: str, ranks: Sequence[int] | None = None) -> Any:
