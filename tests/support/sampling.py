@@ -119,6 +119,8 @@ def select(items: list[pytest.Item], sample: Sample, part: int | None) -> list[p
     kept: set[str] = set()
     for members in loops.values():
         mark = members[0].get_closest_marker("complete")
+        if mark is not None and mark.args:
+            raise pytest.UsageError(f"{members[0].nodeid}: write complete(sample=...)")
         count = len(members) if mark is None else mark.kwargs.get("sample", 0)
         kept |= {item.nodeid for item in sample.choose(members, count, name=lambda item: item.nodeid)}
     return [item for item in items if item.nodeid in kept]
