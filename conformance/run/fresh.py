@@ -1,7 +1,6 @@
 """What one case may change and the next must not see: streams, seeds, settings of torch, patched classes."""
 
 import contextlib
-import functools
 import os
 import random
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.suite.support.device import seed_torch
 from keyedopt.conformance.targets.implementation import Surface
 
 
@@ -37,23 +37,6 @@ def null_device() -> Iterator[Callable[[], None]]:
             os.dup2(stream, number)
             os.close(stream)
         os.close(null)
-
-
-def _seed() -> None:
-    """Seed torch on the CPU, and on accelerators if there are any.
-
-    Without accelerators, `torch.manual_seed` queues a call with its stack for each kind of them, which takes
-    milliseconds before every case.
-    """
-    if _has_accelerators():
-        torch.manual_seed(0)
-    else:
-        torch.default_generator.manual_seed(0)
-
-
-@functools.cache
-def _has_accelerators() -> bool:
-    return torch.accelerator.is_available()
 
 
 def steps_of(surface: Surface) -> dict[Any, Any]:
@@ -92,7 +75,7 @@ def fresh(steps: Mapping[Any, Any]) -> Iterator[None]:
 
     torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
     """
-    _seed()
+    seed_torch(0)
     random.seed(0)
     try:
         with keep_settings():

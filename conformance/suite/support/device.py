@@ -4,6 +4,7 @@ Every tensor that a case gives to an implementation is on this device: a case ma
 file or of `inputs`. Tensors made by ``torch`` are expected values: they are computed and compared on the CPU.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -26,6 +27,23 @@ def synchronize() -> None:
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and accelerator.type == the_device().type:
         torch.accelerator.synchronize(the_device())
+
+
+def seed_torch(number: int) -> None:
+    """Seed torch on the CPU, and on accelerators if there are any.
+
+    Without accelerators, `torch.manual_seed` queues a call with its stack for each kind of them, which takes
+    milliseconds.
+    """
+    if _has_accelerators():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
+@functools.cache
+def _has_accelerators() -> bool:
+    return torch.accelerator.is_available()
 
 
 def on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.described import entries_of
-from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.device import seed_torch, the_device
 
 #: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -73,7 +73,7 @@ def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
     """Take ``steps`` steps, each with a different fixed gradient; a repetition draws the same numbers."""
     for step in range(steps):
         set_grads(params, seed=seed + step)
-        torch.manual_seed(seed + step)
+        seed_torch(seed + step)
         optimizer.step()
 
 
@@ -91,7 +91,7 @@ def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None
         for index, param in enumerate(_listed(params)):
             first = (seed + step + index) % len(param)
             set_sparse_grad(param, [first, (first + 2) % len(param), first], seed=seed + step + 7 * index)
-        torch.manual_seed(seed + step)
+        seed_torch(seed + step)
         optimizer.step()
 
 
