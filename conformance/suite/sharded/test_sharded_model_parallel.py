@@ -35,6 +35,7 @@ def need_torchrec() -> None:
     """Import torchrec in the process that forks the ranks, or make the case unsupported."""
     try:
         importlib.import_module("torchrec.distributed.model_parallel")
+        importlib.import_module("torch.distributed.optim")  # else each rank compiles its scripts in a step
     except ImportError as error:
         raise CannotRun(f"torchrec cannot be imported: {error}") from None
 
