@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from making import TARGETS, left_behind, mark, plain_cases, valid
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.results import output as outputs
 from keyedopt.conformance.results.verdict import judge
 from keyedopt.conformance.run import runner
@@ -54,7 +55,9 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def plan():
     """Which case does what, and one that behaves."""
-    chosen = plain_cases()
+    # What hangs comes first, and would hang in each situation of its case, too.
+    varied = {case: bool(spec.clauses()[case.clauses[0]].varies) for case in plain_cases()}
+    chosen = sorted((case for case in varied if case.area != "sharded"), key=varied.get)
     assert len(chosen) > len(HOSTILE)
     return dict(zip(HOSTILE, chosen, strict=False)), chosen[len(HOSTILE)]
 
