@@ -9,6 +9,9 @@ from making import TARGETS
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect, expect_raises
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
 #: The clauses of invalid lookups, and of lookups that run after them.
 CLAUSES = ("FUSED-024", "FUSED-025", "FUSED-027", "FUSED-029", "FUSED-030", "FUSED-089")
 IMPORTS = ("keyedopt.conformance.pretend",)
@@ -32,23 +35,27 @@ def failures(target, clauses=CLAUSES, device="npu"):
     return failed, sum(case.outcome == "pass" for case in found.cases)
 
 
+@slow
 def test_a_late_error_is_accepted_on_an_accelerator():
     failed, passed = failures("sound")
     assert failed == {}
     assert passed > 40
 
 
+@slow
 def test_a_late_error_is_not_accepted_on_the_cpu():
     failed, _ = failures("unsynchronized", ("FUSED-024",), "cpu")
     assert any("; no error" in one and "late" not in one for one in failed["FUSED-024"])
 
 
+@slow
 def test_an_error_that_never_comes_fails():
     failed, _ = failures("silent")
     assert {*failed} == {"FUSED-024", "FUSED-025", "FUSED-089"}
     assert all("late at most" in one and "; no error" in one for one in failed["FUSED-024"])
 
 
+@slow
 def test_an_invalid_lookup_must_change_nothing_before_its_error():
     failed, _ = failures("writing")
     assert {*failed} == {"FUSED-024", "FUSED-025", "FUSED-089"}
@@ -56,6 +63,7 @@ def test_an_invalid_lookup_must_change_nothing_before_its_error():
     assert early == failed["FUSED-024"]
 
 
+@slow
 def test_an_error_that_a_case_leaves_is_charged_to_it():
     failed, passed = failures("leaving", ("FUSED-027", "FUSED-030"))
     left = "no error that comes after the case; ValueError: a lookup in eval mode"
@@ -64,6 +72,7 @@ def test_an_error_that_a_case_leaves_is_charged_to_it():
     assert passed >= 8
 
 
+@slow
 def test_a_lost_device_costs_no_other_case():
     failed, passed = failures("losing", ("FUSED-089", "FUSED-030", "FUSED-022"))
     assert {*failed} == {"FUSED-089"}

@@ -13,7 +13,7 @@ from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.runner import Options, RunError
 
 #: Slow tests: so many of these every day.
-slow = pytest.mark.complete(loop=__name__, sample=4, spread=True)
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 #: Each run of these tests begins with a new process.
 pytestmark = pytest.mark.usefixtures("cold")

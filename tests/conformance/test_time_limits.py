@@ -161,6 +161,7 @@ def test_a_case_that_reaches_its_limit_is_run_once_more_alone(clause, work, tmp_
     assert sorted(case.runs for case in found.cases)[-2:] == ([1, 2] if len(found.cases) > 1 else [2])
 
 
+@slow
 def test_a_target_that_reaches_its_limit_often_is_not_run_again(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "MOST_AGAIN", 1)
     source = SLOW_ONCE.format(folder=str(tmp_path / "once"), work="True", later="pass")
