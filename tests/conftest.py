@@ -15,7 +15,7 @@ import idle_threads  # noqa: F401 - before torch is imported
 import made_results
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid, without_progress
-from sampling import PARTS, Sample, commit, select
+from sampling import PARTS, ROOT, Sample, commit, select
 from warm_server import Warm
 from warm_worker import WarmWorkers
 
@@ -31,6 +31,9 @@ from keyedopt.conformance.run import processes, runner
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
+
+#: `python -m pytest` puts the checkout on the path: its folders would be modules of bare names.
+sys.path[:] = [place for place in sys.path if Path(place).resolve() != ROOT]
 
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (
