@@ -372,15 +372,15 @@ def test_a_terminal_that_cannot_show_a_character_gets_another():
 
 @slow
 def test_a_sound_library_from_end_to_end(acme, tmp_path):
-    line = ["check", "acme", "--area", "fused", "--output", "x.json", "--require-areas", "fused"]
+    line = ["check", "acme", "--area", "wrapper", "--output", "x.json", "--require-areas", "wrapper"]
     done = keyedopt(*line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(acme["sound"])})
     assert (done.returncode, without_progress(done.stderr)) == (0, ""), done.stdout + done.stderr
     assert done.stdout.isascii()
     assert "acme unknown (torch " in done.stdout
-    clauses = spec.areas()["fused"].clauses
+    clauses = spec.areas()["wrapper"].clauses
     of, musts = len(clauses), sum(clause.level == "must" for clause in clauses)
     checked = f"checked {of} of {of} clauses, {musts} of {musts} musts on cpu"
-    verdict = rf"conformant \(areas fused only\); {checked}\ngate: green \(exit 0\); "
+    verdict = rf"conformant \(areas wrapper only\); {checked}\ngate: green \(exit 0\); "
     assert re.search(verdict, done.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert judge(results.read(tmp_path / "x.json")).conformant

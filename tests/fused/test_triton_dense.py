@@ -248,6 +248,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run_alone(tmp_path_factory, __file__, *chosen(request, "name"))
 
 
+@pytest.mark.complete(sample=8)
 @pytest.mark.parametrize("name", [name for name, _ in cases()])
 def test_dense_steps(found: dict[str, str], name: str) -> None:
     assert not found[name], found[name]
