@@ -32,7 +32,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
-#: `python -m pytest` puts the checkout on the path: its folders would be modules of bare names.
+#: `python -m pytest` puts the checkout on the path, where `reference` would be importable by its bare name.
 sys.path[:] = [place for place in sys.path if Path(place).resolve() != ROOT]
 
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.

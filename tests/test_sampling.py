@@ -53,6 +53,11 @@ def test_everything_is_chosen_once_in_many_samples():
     assert seen == {*NUMBERS}
 
 
+def test_a_marker_without_the_name_of_its_argument_is_an_error():
+    with pytest.raises(pytest.UsageError, match=r"test_a.py::test_few: write complete\(sample=...\)"):
+        select([Item("test_a.py::test_few", pytest.mark.complete(2).mark)], Sample("a"), None)
+
+
 def test_the_complete_set_chooses_everything():
     assert Sample("a", complete=True).choose(NUMBERS, 5) == [*NUMBERS]
     area = spec.areas()["warmup"]

@@ -51,7 +51,7 @@ def spread_a_table():
 
 
 def test_ranks_begin_after_a_process_group_of_this_process():
-    """A fork has none of the threads of that group, for which the end of its meshes would wait."""
+    """A rank that inherited a mesh would crash: dropping it joins threads that a fork does not have."""
     for _ in range(2):
         with single_rank():
             assert spread_a_table() == 8.0

@@ -62,7 +62,10 @@ def drawn(case):
 
 
 def reasons(verdict, result):
-    """Return the reasons of a verdict; of the musts in a sample perhaps none is claimed."""
+    """Return why a verdict is not green.
+
+    A sample of clauses may contain no must that the target claims: that reason is left out for a sample.
+    """
     if not result.options["clauses"]:
         return list(verdict.reasons)
     return [reason for reason in verdict.reasons if "none of its musts was checked" not in reason]

@@ -55,7 +55,7 @@ def simulations() -> Iterator[tuple[int, int, str]]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     for ranks in WORLDS:
-        with process_group("fake", FakeStore(), ranks):
+        with process_group("fake", ranks, FakeStore()):
             for count in PARAMETERS:
                 yield ranks, count, f"{ranks} ranks, {count} parameters"
 

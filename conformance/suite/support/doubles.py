@@ -182,6 +182,5 @@ def single_rank() -> Iterator[None]:
         with mirrored_ranks(1):
             yield
         return
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
-    with process_group("gloo", store, 1):
+    with process_group("gloo", 1):
         yield

@@ -137,6 +137,5 @@ def mirrored_ranks(size: int = 2) -> Iterator[None]:
         torch.distributed.Backend.register_backend(MIRROR, _make_mirror, devices=["cpu"])
     kinds = dict.fromkeys(["cpu", the_device().type])
     backends = ",".join(f"{kind}:{MIRROR}" for kind in kinds)
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
-    with process_group(backends, store, size):
+    with process_group(backends, size):
         yield

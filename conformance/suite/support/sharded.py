@@ -51,11 +51,13 @@ def mesh_of(numbers: torch.Tensor) -> Any:
 
 
 @contextlib.contextmanager
-def process_group(backend: str, store: Any, size: int) -> Iterator[None]:
-    """Set up torch.distributed with this process as rank 0 of so many.
+def process_group(backend: str, size: int, store: Any = None) -> Iterator[None]:
+    """Set up torch.distributed with this process as rank 0 of ``size``, by default with a store in memory.
 
-    No mesh is left afterwards: in a fork, the end of its groups would wait for threads that are not there.
+    The meshes of a case end with its group. A fork that inherited one would crash when it drops the mesh: the
+    destructor of a gloo group joins threads that the fork does not have.
     """
+    store = store or torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=size)
