@@ -83,6 +83,19 @@ def test_a_hook_may_return_a_saved_state_dict(library, name):
 
 
 @LIBRARIES
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SparseAdam"])
+def test_a_hook_may_take_options_out_of_the_saved_groups(library, name):
+    optimizer = getattr(library, name)([torch.nn.Parameter(torch.ones(4, 3))], lr=0.1)
+
+    def without_options(optimizer, saved):
+        groups = [{"params": group["params"], "lr": group["lr"]} for group in saved["param_groups"]]
+        return saved | {"param_groups": groups}
+
+    optimizer.register_state_dict_post_hook(without_options)
+    assert optimizer.state_dict()["param_groups"] == [{"params": [0], "lr": 0.1}]
+
+
+@LIBRARIES
 @pytest.mark.parametrize("number", [-1, 3])
 def test_an_unknown_number_changes_nothing(library, number):
     optimizer = stepped(library, "Adam")
