@@ -148,7 +148,7 @@ def torchft():
 def check_once(tmp_path_factory, sample):
     """Run the suite on a target once for all processes of pytest; each reads the result.
 
-    The complete set asks for every clause, the everyday set for 8 clauses of each area, those that findings
+    The complete set asks for every clause, the everyday set for 6 clauses of each area, those that findings
     of the library name, and those that a test asks for always. If the environment variable KEYEDOPT_RESULTS
     names a folder with a result of the whole suite on the same build, in the same versions, that result is
     taken instead (`made_results`).
@@ -167,7 +167,7 @@ def check_once(tmp_path_factory, sample):
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
                 found = [clause for one in findings() if one.library == target for clause in one.clauses]
-                some = [*always, *found, *sample.clauses(areas or spec.areas(), 8, target)]
+                some = [*always, *found, *sample.clauses(areas or spec.areas(), 6, target)]
                 clauses = () if sample.complete else tuple(dict.fromkeys(some))
                 results.write(runner.run(target, runner.Options(areas=areas, clauses=clauses)), file)
         return results.read(file)

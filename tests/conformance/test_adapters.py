@@ -24,7 +24,7 @@ from keyedopt.conformance.targets.proposal import propose
 from keyedopt.tools.panel import BEYOND
 
 #: Slow tests: so many of these every day.
-slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
 
 REFERENCE = Path(__file__).parents[2] / "reference"
 PANEL = Path(__file__).parents[2] / "conformance" / "PANEL.md"

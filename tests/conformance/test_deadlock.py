@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support import deadlock
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, wait_for
 
 #: Slow tests: so many of these every day.
-slow = pytest.mark.complete(loop=__name__, sample=3, spread=True)
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 
 def sleep(rank):

@@ -9,7 +9,7 @@ from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING, failing, judge
 from keyedopt.conformance.run.replay import source_of
 
-pytestmark = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+pytestmark = pytest.mark.complete(loop=__name__, sample=1, spread=True)
 
 
 @pytest.fixture

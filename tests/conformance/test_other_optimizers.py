@@ -11,7 +11,7 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import TargetError
 from keyedopt.conformance.targets.proposal import propose
 
-slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
 #: What torch's documents say of every optimizer, as far as one without a formula can be judged by it.
 MUSTS = ("ALGO-031", "ALGO-041", "ALGO-050", "ALGO-051", "ALGO-052", "ALGO-066", "ALGO-069", "ALGO-072")
 MUSTS += ("ALGO-073", "ALGO-077", "ALGO-081", "ALGO-082", "ALGO-083", "ALGO-088")

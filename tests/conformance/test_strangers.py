@@ -17,7 +17,7 @@ from keyedopt.conformance.targets.proposal import propose
 
 SOUND = ("pass", "observed", "unsupported")
 REFERENCE = Path(__file__).parents[2] / "reference"
-loop = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+loop = pytest.mark.complete(loop=__name__, sample=1, spread=True)
 
 
 def checked(target: str, *clauses: str, path: object = TARGETS) -> Result:

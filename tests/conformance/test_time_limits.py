@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support.assertions import Late
 from keyedopt.conformance.suite.support.clock import BACKSTOP, STEP, Clock
 
 #: Slow tests: so many of these every day.
-slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
 
 
 @pytest.fixture
