@@ -59,7 +59,9 @@ def _converted(collection: Any) -> nn.Module:
     elif collection.is_weighted():
         raise ValueError("torchrec has no collection of weighted rows without pooling")
     else:
-        made = torchrec.EmbeddingCollection(tables=tables, device=collection.device)
+        made = torchrec.EmbeddingCollection(
+            tables=tables, device=collection.device, need_indices=collection.need_indices()
+        )
     children = getattr(made, collection.children_name)
     for name, table in getattr(collection, collection.children_name).items():
         children[name].weight = table.weight

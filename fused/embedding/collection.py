@@ -59,6 +59,8 @@ class FusedCollection(TableCollection):
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
         location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST
             requires the device "cpu", DEVICE an accelerator; None accepts every device.
+        need_indices: whether the `JaggedTensor` of each output of an `EmbeddingCollection` has the row
+            numbers as its weights, as in torchrec.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -80,10 +82,11 @@ class FusedCollection(TableCollection):
         strict: bool = False,
         process_group: Any = None,
         location: Any = None,
+        need_indices: bool = False,
     ) -> None:
         check_name(backend)
         optimizer = EmbeddingFusedOptimizer(backend, rounding_seed)
-        super().__init__(tables, optimizer, is_weighted, device, process_group, location)
+        super().__init__(tables, optimizer, is_weighted, device, process_group, location, need_indices)
         self._strict = strict
         self._rows: dict[str, int] = {}
         for table in self._configs:
@@ -172,7 +175,9 @@ class FusedCollection(TableCollection):
             return outputs
         if self.pools:
             return keyed_tensor(features, self._widths, join(list(outputs.values()), bags))
-        return jagged_tensors(features, outputs, [inputs.offsets[slot.feature] for slot in self._slots])
+        offsets = [inputs.offsets[slot.feature] for slot in self._slots]
+        values = [inputs.values[slot.feature] for slot in self._slots] if self.need_indices() else None
+        return jagged_tensors(features, outputs, offsets, values)
 
     def _look_up_packed(self, features: Any) -> Tensor | None:
         """Return the joined output without splitting the input; None if the input has to be split."""

@@ -43,6 +43,7 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         device: of the cache, and of inputs and outputs.
         process_group: None, because cached tables have no replicas.
         location: as in the collection.
+        need_indices: as in the collection.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -69,6 +70,7 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         device: torch.device | str | None = None,
         process_group: None = None,
         location: Any = None,
+        need_indices: bool = False,
     ) -> None:
         super().__init__()
         if not (isinstance(collection_class, type) and issubclass(collection_class, TableCollection)):
@@ -93,7 +95,8 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
             for table, outputs in zip(tables, self._outputs, strict=True)
         ]
         make: Any = collection_class
-        inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, location=location)
+        more = {"location": location, "need_indices": need_indices}
+        inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, **more)
         #: The collection of the rows on the device. A tuple, so that torch does not register it as a child.
         self._collection = (inner,)
         hosts = {table.name: HostTable(table, "cpu") for table in tables}
@@ -153,8 +156,8 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         """
         checked = check_features(features, self._sizes, self._is_weighted)
         keyed, pools = is_keyed(features), self._collection[0].pools
-        names = [feature for table in self._configs for feature in table.feature_names]
-        bags = bags_of_rows(features, names) if keyed and pools else None
+        features_looked_up = [feature for table in self._configs for feature in table.feature_names]
+        bags = bags_of_rows(features, features_looked_up) if keyed and pools else None
         inputs, used = {}, []
         for table, names in zip(self._configs, self._outputs, strict=True):
             cache = self._optim.caches[table.name]
@@ -177,7 +180,9 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
             return outputs
         if pools:
             return keyed_tensor(features, self._widths, join(list(outputs.values()), bags))
-        return jagged_tensors(features, outputs, [inputs[output].offsets for output in outputs])
+        offsets = [inputs[output].offsets for output in outputs]
+        values = [checked[feature].values for feature in features_looked_up] if inner.need_indices() else None
+        return jagged_tensors(features, outputs, offsets, values)
 
     def _values(self, features: Mapping[str, Any], name: str) -> Tensor:
         values: Tensor = features[name].values

@@ -50,6 +50,8 @@ class FusedCollection(TableCollection):
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
         location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST
             requires the device "cpu", DEVICE an accelerator; None accepts every device.
+        need_indices: whether the `JaggedTensor` of each output of an `EmbeddingCollection` has the row
+            numbers as its weights, as in torchrec.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -66,8 +68,10 @@ class FusedCollection(TableCollection):
         device: torch.device | str | None = None,
         process_group: Any = None,
         location: Any = None,
+        need_indices: bool = False,
     ) -> None:
-        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group, location)
+        optimizer = EmbeddingFusedOptimizer()
+        super().__init__(tables, optimizer, is_weighted, device, process_group, location, need_indices)
         self._backward = Backward(self._optim.update)
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 

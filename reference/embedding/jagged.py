@@ -127,12 +127,21 @@ def keyed_tensor(features: Any, widths: Mapping[str, int], joined: torch.Tensor)
     return _beside(features, "KeyedTensor")(list(widths), list(widths.values()), joined)
 
 
-def jagged_tensors(features: Any, outputs: Mapping[str, torch.Tensor], bags: Sequence[torch.Tensor]) -> Any:
-    """Return a `JaggedTensor` for each output (N, D), with the offsets of its bags."""
+def jagged_tensors(
+    features: Any,
+    outputs: Mapping[str, torch.Tensor],
+    bags: Sequence[torch.Tensor],
+    indices: Sequence[torch.Tensor] | None = None,
+) -> Any:
+    """Return a `JaggedTensor` for each output (N, D), with the offsets of its bags.
+
+    With `indices` the row numbers (N,) are its weights, as torchrec's collections return them.
+    """
     jagged_tensor = _beside(features, "JaggedTensor")
+    rows: Sequence[torch.Tensor | None] = [None] * len(bags) if indices is None else indices
     return {
-        name: jagged_tensor(values, lengths=offsets.diff(), offsets=offsets)
-        for (name, values), offsets in zip(outputs.items(), bags, strict=True)
+        name: jagged_tensor(values, weights, lengths=offsets.diff(), offsets=offsets)
+        for (name, values), weights, offsets in zip(outputs.items(), rows, bags, strict=True)
     }
 
 

@@ -126,4 +126,6 @@ class EmbeddingCollection(FusedCollection):
             outputs[found.output] = found.rows * scale
         if not is_keyed(features):
             return outputs
-        return jagged_tensors(features, outputs, [found.bags.offsets for found in looked_up])
+        bags = [found.bags for found in looked_up]
+        values = [one.values for one in bags] if self.need_indices() else None
+        return jagged_tensors(features, outputs, [one.offsets for one in bags], values)

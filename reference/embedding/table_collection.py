@@ -55,6 +55,7 @@ class TableCollection(TracedLookups, FusedOptimizerModule):
         device: of the tables.
         process_group: ranks with replicas of the tables; None if this rank has the only one.
         location: FBGEMM's `EmbeddingLocation`, or None; see `check_location`.
+        need_indices: whether outputs without pooling have the row numbers beside the rows.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -71,12 +72,18 @@ class TableCollection(TracedLookups, FusedOptimizerModule):
         device: torch.device | str | None = None,
         process_group: Any = None,
         location: Any = None,
+        need_indices: bool = False,
     ) -> None:
         super().__init__()
         check_location(location, device)
+        if need_indices and self.pools:
+            raise ValueError(
+                f"need_indices=True is not supported by {type(self).__name__}: its bags are pooled"
+            )
         tables = own_configs(tables)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._is_weighted = is_weighted
+        self._need_indices = need_indices
         self._optim: Any = optimizer
         children = {table.name: self.table_class(table, device) for table in tables}
         self.add_module(self.children_name, nn.ModuleDict(children))
@@ -100,6 +107,10 @@ class TableCollection(TracedLookups, FusedOptimizerModule):
         """Give the replicas the rows of the first rank, if there are replicas and the tables have memory."""
         if self._optim.replicas is not None and self.device.type != "meta":
             self._optim.replicas.make_equal(self._weights().values())
+
+    def need_indices(self) -> bool:
+        """Return whether outputs without pooling have the row numbers beside the rows."""
+        return self._need_indices
 
     def table_configs(self) -> Sequence[EmbeddingConfig]:
         """Return the configurations of the tables."""

@@ -66,6 +66,7 @@ class TracedLookups(nn.Module):
     children_name: ClassVar[str] = ""
     _configs: list[EmbeddingConfig]
     _is_weighted: bool
+    _need_indices: bool
 
     def prepare_tracing(self) -> None:
         """Store the plan of the lookups and the number of the module, which a compiler cannot create."""
@@ -140,7 +141,9 @@ class TracedLookups(nn.Module):
         found = dict(zip(plan.outputs, outputs, strict=True))
         if not keyed:
             return found
-        return jagged_tensors(features, found, [jagged[one].offsets for one in plan.features])
+        bags = [jagged[one] for one in plan.features]
+        values = [one.values for one in bags] if self._need_indices else None
+        return jagged_tensors(features, found, [one.offsets for one in bags], values)
 
 
 _HAS_FLAG = hasattr(torch.compiler, "_is_exporting_flag")

@@ -210,9 +210,10 @@ def test_collections_of_torchrec_have_the_same_weights(implementation):
     torchrec = pytest.importorskip("torchrec")
     config = implementation.EmbeddingConfig
     listed = [config(5, 4, name, feature_names=[name]) for name in "tu"]
-    tables = implementation.EmbeddingCollection(listed, implementation.SGD).eval()
+    tables = implementation.EmbeddingCollection(listed, implementation.SGD, need_indices=True).eval()
     converted = fused.as_torchrec(tables)
     assert type(converted) is torchrec.EmbeddingCollection
+    assert converted.need_indices()
     assert not converted.training
     assert list(converted.state_dict()) == list(tables.state_dict())
     for one, other in zip(converted.parameters(), tables.parameters(), strict=True):

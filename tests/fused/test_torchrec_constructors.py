@@ -105,3 +105,52 @@ def test_two_configurations_of_one_table_are_one(implementation, kind):
     found = module({name: (torch.tensor([2]), torch.tensor([0, 1])) for name in "fg"})
     assert list(found) == ["f", "g"]
     torch.testing.assert_close(found["f"], found["g"])
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("form", ["plain", "cached", "compiled"])
+def test_need_indices_gives_the_rows_of_each_output_as_torchrec_does(implementation, form):
+    torchrec = pytest.importorskip("torchrec")
+    described = [("t", 8, ["f", "g"]), ("u", 9, ["g"])]
+    make, listed = (
+        implementation.EmbeddingCollection,
+        tables(implementation, "EmbeddingCollection", *described),
+    )
+    if form == "cached":
+        ours = implementation.CachedEmbeddings(
+            make, listed, 8, torch.optim.SGD, {"lr": 0.1}, need_indices=True
+        )
+    else:
+        ours = make(listed, torch.optim.SGD, {"lr": 0.1}, need_indices=True)
+    theirs = torchrec.EmbeddingCollection(
+        tables=[
+            torchrec.EmbeddingConfig(num_embeddings=rows, embedding_dim=4, name=name, feature_names=features)
+            for name, rows, features in described
+        ],
+        need_indices=True,
+    )
+    features = torchrec.KeyedJaggedTensor.from_lengths_sync(
+        keys=["f", "g"], values=torch.tensor([7, 1, 7, 0, 3]), lengths=torch.tensor([1, 2, 0, 2])
+    )
+    look_up = torch.compile(ours, fullgraph=True, backend="aot_eager") if form == "compiled" else ours
+    found, wanted = look_up(features), theirs(features)
+    assert {name: one.weights().tolist() for name, one in found.items()} == {
+        name: one.weights().tolist() for name, one in wanted.items()
+    }
+    assert [one.lengths().tolist() for one in found.values()] == [[1, 2], [0, 2], [0, 2]]
+
+
+@IMPLEMENTATIONS
+def test_without_need_indices_an_output_has_no_weights(implementation):
+    torchrec = pytest.importorskip("torchrec")
+    made = implementation.EmbeddingCollection(tables(implementation, "EmbeddingCollection", ("t", 3, "f")))
+    assert not made.need_indices()
+    features = torchrec.KeyedJaggedTensor.from_lengths_sync(["f"], torch.tensor([2]), torch.tensor([1, 0]))
+    assert made(features)["f"].weights_or_none() is None
+
+
+@IMPLEMENTATIONS
+def test_need_indices_of_pooled_bags_is_refused(implementation):
+    listed = tables(implementation, "EmbeddingBagCollection", ("t", 3, "f"))
+    with pytest.raises(ValueError, match="need_indices=True is not supported by EmbeddingBagCollection"):
+        implementation.EmbeddingBagCollection(listed, need_indices=True)
