@@ -1,8 +1,8 @@
 """In float16 Adam, AdamW, Adagrad and RAdam turn elements with a zero gradient into NaN in the first step.
 
 eps is added to a float16 square root, where 1e-8 and 1e-10 round to zero; an element whose gradients were
-all zero is computed as 0/0. With eps=0, which the constructors accept, this happens in every dtype. RAdam does
-this with foreach=True only, which is its default on accelerators.
+all zero is computed as 0/0. With eps=0, which the constructors accept, this happens in every dtype. RAdam
+does this with foreach=True only, which is its default on accelerators.
 
 Clauses: ALGO-028, ALGO-032, ALGO-033, ALGO-097.
 """

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import make_accumulating
-from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.assertions import expect, expect_equal
 from keyedopt.conformance.suite.support.device import as_tensor, full, ones, zeros
+from keyedopt.conformance.suite.support.embedding import ONE_TABLE, collection, tables_of, train_rows
 from keyedopt.conformance.suite.support.measured import Measuring
 
 
@@ -53,3 +54,19 @@ def test_precision(impl, kind, count, window, bound):
         measuring.record["errors"].append({**entry, "error": float(f"{error:.1e}"), "budget": bound})
         expect(error <= bound, f"an error of at most {bound}", error)
     return measuring.record
+
+
+@pytest.mark.clause("ACC-015")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize(
+    ("half", "small"), [("float16", 2.0**-12), ("bfloat16", 2.0**-9)], ids=["float16", "bfloat16"]
+)
+def test_half_tables(impl, half, small):
+    """Gradients of tables in half precision are kept and summed in float32, in which they are computed."""
+    window = {"lr": 1.0, "use_accumulate": True, "accumulate_step": 5}
+    module = collection(impl, "AccumulateSGD", window, tables=ONE_TABLE, dtype=half)
+    with torch.no_grad():
+        tables_of(module)["t"].zero_()
+    for grad in (1.0 + small, small, small, small, -1.0):
+        train_rows(module, [2], full((1, 4), grad))
+    expect_equal(tables_of(module)["t"].detach()[2].tolist(), [-4 * small] * 4, "the row")

@@ -368,21 +368,26 @@ def test_added_group(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @any_optimizer
 def test_added_group_later(impl, algorithm):
-    """A group that is added after some steps starts with fresh state."""
+    """A group that is added after some steps starts with fresh state, and the others keep theirs."""
     need_independent(impl, algorithm, first=(0, 1))
-    weights = [parameter(4, 3, seed=index) for index in range(2)]
-    alone = parameter(4, 3, seed=1)
+    weights, apart = ([parameter(4, 3, seed=index) for index in range(2)] for _ in range(2))
     optimizer = getattr(impl, algorithm)([weights[0]], lr=0.1)
-    fresh = getattr(impl, algorithm)([alone], lr=0.1)
-    set_grads([weights[0]])
-    optimizer.step()
+    alone = [getattr(impl, algorithm)([weight], lr=0.1) for weight in apart]
+    for weight, one in ((weights[0], optimizer), (apart[0], alone[0])):
+        set_grads([weight])
+        one.step()
     optimizer.add_param_group({"params": [weights[1]]})
     weights[0].grad = None
     for seed in range(2):
-        for weight, one in ((weights[1], optimizer), (alone, fresh)):
+        for weight, one in ((weights[1], optimizer), (apart[1], alone[1])):
             set_grads([weight], seed=seed)
             one.step()
-    expect_same_way(weights[1], alone, parameter(4, 3, seed=1), "the added weight", algorithm)
+    weights[1].grad = None
+    for weight, one in ((weights[0], optimizer), (apart[0], alone[0])):
+        set_grads([weight], seed=3)
+        one.step()
+    for index, name in enumerate(("a weight of the first group", "the added weight")):
+        expect_same_way(weights[index], apart[index], parameter(4, 3, seed=index), name, algorithm)
 
 
 @pytest.mark.clause("ALGO-083")

@@ -297,16 +297,21 @@ def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
 @pytest.mark.needs("Ftrl")
 @pytest.mark.parametrize("way", ["constructor", "set"])
 def test_rate_of_zero_of_ftrl(impl, way):
-    """A learning rate of 0 leaves Ftrl's weights finite, or raises an error before anything changes."""
+    """A learning rate of 0, also of the last group, leaves weights finite, or raises before a change."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     set_grads(weights)
+    groups: Any = weights
+    if not impl.lacks("Ftrl.groups"):
+        groups = [{"params": weights[:1]}, {"params": weights[1:]}]
+        if way == "constructor":
+            groups[-1]["lr"] = 0.0
     try:
-        optimizer = impl.Ftrl(weights, lr=0.0 if way == "constructor" else 0.1)
+        optimizer = impl.Ftrl(groups, lr=0.0 if way == "constructor" and groups is weights else 0.1)
     except ValueError:
         return
     if way == "set":
         optimizer.step()
-        optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.param_groups[-1]["lr"] = 0.0
     before = snapshot([values(weights), [entries_of(optimizer, weight, {}) for weight in weights]])
     try:
         optimizer.step()

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_close,
     expect_equal,
     expect_raises,
+    snapshot,
 )
 from keyedopt.conformance.suite.support.combined import combined_pair
 from keyedopt.conformance.suite.support.device import full, zeros
@@ -101,6 +102,12 @@ def test_post_load_state_dict(impl):
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_an_optimizer_that_evaluates_the_closure_several_times(impl, place):
     """LBFGS steps as by itself, and the others step on the gradients of the first evaluation."""
+    for in_place in (False, True):
+        expect_first_gradients(impl, place, in_place)
+
+
+def expect_first_gradients(impl: Any, place: int, in_place: bool) -> None:
+    """Check a combination with LBFGS, whose closure makes new gradients or writes into the old ones."""
     params, others = ([parameter(3, dtype="float64", seed=seed) for seed in range(3)] for _ in range(2))
 
     def make(number: int, listed: list[Any]) -> Any:
@@ -110,7 +117,10 @@ def test_an_optimizer_that_evaluates_the_closure_several_times(impl, place):
 
     def closure(listed: list[Any]) -> Any:
         for param in listed:
-            param.grad = None
+            if in_place and param.grad is not None:
+                param.grad.zero_()
+            else:
+                param.grad = None
         fixed = listed[place].detach()
         loss = sum(
             ((param - 1) if param is listed[place] else param * fixed).square().sum() for param in listed
@@ -128,7 +138,7 @@ def test_an_optimizer_that_evaluates_the_closure_several_times(impl, place):
     for _ in range(2):
         combined.step(lambda: closure(params))
         closure(others)
-        grads = [param.grad for param in others]
+        grads = snapshot([param.grad for param in others])
         plain[place].step(lambda: closure(others))
         for param, grad, optimizer in zip(others, grads, plain, strict=True):
             if optimizer is not plain[place]:

@@ -13,9 +13,12 @@ from keyedopt.conformance.suite.support.inputs import parameters, sgd
 
 
 def hold_foreign(impl: Any) -> tuple[Any, list[ForeignKeyed], Any]:
-    """Combine two foreign optimizers and one of the implementation."""
-    params = parameters(3)
-    members = [ForeignKeyed({"p": params["p0"]}), ForeignKeyed({"p": params["p1"]})]
+    """Combine two foreign optimizers, the first with two groups, and one of the implementation."""
+    params = parameters(4)
+    members = [
+        ForeignKeyed({"p": params["p0"], "q": params["p3"]}),
+        ForeignKeyed({"p": params["p1"]}),
+    ]
     own = sgd(impl, {"p": params["p2"]}, momentum=0.9)
     return impl.CombinedOptimizer([("a", members[0]), ("own", own), ("b", members[1])]), members, params
 

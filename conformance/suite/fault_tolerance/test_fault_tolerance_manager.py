@@ -238,7 +238,7 @@ def test_several_optimizers_at_once(impl, commits):
 
 
 @pytest.mark.clause("FT-017")
-@pytest.mark.parametrize("how", ["torch", "fused", "combined", "added"])
+@pytest.mark.parametrize("how", ["torch", "fused", "combined", "added", "added by name"])
 def test_updates_in_the_backward(impl, how):
     """An optimizer that updates in the backward pass raises an error, or its updates are deferred."""
     param, other = parameter(3), parameter(3, seed=1)
@@ -249,11 +249,13 @@ def test_updates_in_the_backward(impl, how):
         def step(self, closure: Any = None) -> Any:
             """Do nothing."""
 
-    if how in ("torch", "added"):
+    if how.startswith(("torch", "added")):
         from torch.distributed.optim import _apply_optimizer_in_backward
 
         _apply_optimizer_in_backward(torch.optim.SGD, [param], {"lr": 0.1})
-        inner: Any = torch.optim.SGD([other if how == "added" else param], lr=0.1)
+        inner: Any = torch.optim.SGD([param] if how == "torch" else [("other", other)], lr=0.1)
+        if how == "added":
+            inner = torch.optim.SGD([other], lr=0.1)
     else:
         inner = FusedOptimizer([param], lr=0.1)
         param.register_post_accumulate_grad_hook(lambda leaf: [leaf.data.sub_(leaf.grad)][1:] or None)
@@ -263,8 +265,8 @@ def test_updates_in_the_backward(impl, how):
     before = values([param])
     try:
         optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
-        if how == "added":
-            optimizer.add_param_group({"params": [param]})
+        if how.startswith("added"):
+            optimizer.add_param_group({"params": [param if how == "added" else ("param", param)]})
     except Exception:
         return
     optimizer.zero_grad()

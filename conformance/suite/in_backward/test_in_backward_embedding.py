@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_of,
 )
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
-from keyedopt.conformance.suite.support.inputs import INTERPRETED, values
+from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameter, values
 
 
 @pytest.mark.clause("INBW-032")
@@ -43,6 +43,26 @@ def test_optimizer_of_another_type(impl, created):
         fit(one, jagged(BAGS))
     for name, table in tables_of(module).items():
         expect_bits(table.detach(), tables_of(explicit)[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-016")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("first", ["parameter", "table"])
+def test_a_table_that_refuses(impl, first):
+    """A call that raises because of a table, before or after a parameter, leaves the parameter alone."""
+    module, weight = collection(impl, "SGD"), parameter(3)
+    listed = [weight, *module.parameters()]
+    expect_raises(
+        lambda: apply_in_backward(
+            impl, torch.optim.Adagrad, listed if first == "parameter" else listed[::-1]
+        ),
+        ValueError,
+        expected="an error for Adagrad with tables with SGD",
+    )
+    before = weight.detach().clone()
+    weight.sum().backward()
+    expect_bits(weight.detach(), before, "the parameter after a backward pass")
+    expect_bits(weight.grad, torch.ones_like(before), "its gradient")
 
 
 @pytest.mark.clause("INBW-033")

@@ -207,6 +207,24 @@ def test_resume_where_all_state_is_there(impl, steps):
 
 
 @pytest.mark.clause("SEMI-016")
+def test_resume_after_a_global_step_of_another_run(impl):
+    """An early checkpoint brings no global state: one that is there is refused, or does not count."""
+    params, others = parameters(), parameters()
+    optimizer = semisync(impl, params, every=5, eager=False)[0]
+    resumed = semisync(impl, others, every=5, eager=False)[0]
+    train(optimizer, params, 3)
+    train(resumed, others, 6, seed=30)
+    before = snapshot(resumed.state_dict())
+    try:
+        resumed.load_state_dict(snapshot(optimizer.state_dict()))
+    except (KeyError, RuntimeError, ValueError):
+        expect_unchanged(before, resumed.state_dict(), "state after a load that was refused")
+        return
+    copy_weights(params, others)
+    expect_alike(optimizer, params, resumed, others, 6)
+
+
+@pytest.mark.clause("SEMI-016")
 @pytest.mark.parametrize("steps", [2, 7])
 def test_resume_without_global_state(impl, steps):
     """A global optimizer without state also resumes at the same distance from its next step."""

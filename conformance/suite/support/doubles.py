@@ -92,11 +92,12 @@ class Stateful:
 class ForeignKeyed(torch.optim.Optimizer):
     """A keyed optimizer of another library: SGD with momentum that calls its own save and load hooks.
 
+    Each parameter has a group of its own.
     ``saves`` counts the calls of `state_dict`. With ``refuse``, a load writes and then raises an error.
     """
 
     def __init__(self, params: Mapping[str, Any], lr: float = 0.1) -> None:
-        super().__init__(list(params.values()), {"lr": lr})
+        super().__init__([{"params": [param]} for param in params.values()], {"lr": lr})
         self.defaults["_save_param_groups"] = False
         self.params = dict(params)
         self.saves = 0
@@ -126,7 +127,7 @@ class ForeignKeyed(torch.optim.Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Fill the state in place, create what is missing, and set the options of its only group."""
+        """Fill the state in place, create what is missing, and set the options of its groups."""
         for before in list(self._optimizer_load_state_dict_pre_hooks.values()):
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
@@ -136,7 +137,8 @@ class ForeignKeyed(torch.optim.Optimizer):
             for name in ("velocity", "steps"):
                 live[name].copy_(entry[name])
         if self.defaults["_save_param_groups"]:
-            self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]
+            for group, given in zip(self.param_groups, state_dict["param_groups"], strict=True):
+                group["lr"] = given["lr"]
         if self.refuse:
             raise RuntimeError("this optimizer refuses to load")
         for after in list(self._optimizer_load_state_dict_post_hooks.values()):

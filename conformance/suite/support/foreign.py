@@ -62,14 +62,15 @@ def expect_no_save_hook_in_a_refused_load(
         register_event_hooks(member, calls)
     others = members[:-1]
     for member in others:
-        member.param_groups[0]["lr"] = 0.7
+        for group in member.param_groups:
+            group["lr"] = 0.7
         if fresh:
             member.state.clear()
     members[-1].refuse = True
     before = snapshot(velocities(others))
     expect_raises(lambda: holder.load_state_dict(given), Exception, expected="an error: the member refuses")
     expect_unchanged(before, velocities(others), "state of the other members after a refused load")
-    rates = [member.param_groups[0]["lr"] for member in others]
-    expect_equal(rates, [0.7] * len(others), "learning rates of the other members after a refused load")
+    rates = [group["lr"] for member in others for group in member.param_groups]
+    expect_equal(rates, [0.7] * len(rates), "learning rates of the other members after a refused load")
     expect_equal([call for call in calls if "save" in call], [], "save hooks in a refused load")
     expect_equal(calls.count("before load"), len(members), "load hooks before the refusal")
