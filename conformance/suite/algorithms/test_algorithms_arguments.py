@@ -377,15 +377,11 @@ def test_added_group_later(impl, algorithm):
         set_grads([weight])
         one.step()
     optimizer.add_param_group({"params": [weights[1]]})
-    weights[0].grad = None
     for seed in range(2):
-        for weight, one in ((weights[1], optimizer), (apart[1], alone[1])):
+        for weight in (*weights, *apart):
             set_grads([weight], seed=seed)
+        for one in (optimizer, *alone):
             one.step()
-    weights[1].grad = None
-    for weight, one in ((weights[0], optimizer), (apart[0], alone[0])):
-        set_grads([weight], seed=3)
-        one.step()
     for index, name in enumerate(("a weight of the first group", "the added weight")):
         expect_same_way(weights[index], apart[index], parameter(4, 3, seed=index), name, algorithm)
 
