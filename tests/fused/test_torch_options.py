@@ -130,12 +130,19 @@ def test_a_checkpoint_keeps_its_decay_as_in_torch(library, saved, loads, directi
     torch.testing.assert_close(decayed(first, saved, second, loads), expected)
 
 
+@LIBRARIES
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_each_group_of_torchs_checkpoint_gets_the_options_that_it_lacks(library, name):
+    expected = decayed(torch.optim, name, torch.optim, name)
+    torch.testing.assert_close(decayed(torch.optim, name, library, name), expected)
+
+
 def decayed(first, saved, second, loads):
     """Return weights of two groups after a step of one optimizer, and another of one that has loaded it."""
     weights, before = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(2)], {}
     for library, name in ((first, saved), (second, loads)):
         groups = [{"params": [weight], "lr": rate} for weight, rate in zip(weights, (0.1, 0.3), strict=True)]
-        optimizer = getattr(library, name.split()[0])(groups, weight_decay=0.5, **DECAYS[name])
+        optimizer = getattr(library, name.split()[0])(groups, weight_decay=0.5, **DECAYS.get(name, {}))
         if before:
             optimizer.load_state_dict(before)
         for weight in weights:
