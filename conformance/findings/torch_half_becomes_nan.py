@@ -16,7 +16,7 @@ for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.opt
     for dtype, options in ((torch.float16, {}), (torch.float32, {"eps": 0.0})):
         weight = torch.nn.Parameter(torch.ones(2, dtype=dtype))
         try:
-            optimizer = kind([weight], lr=0.1, foreach=True, **options)
+            optimizer = kind([weight], lr=0.1, foreach=kind is torch.optim.RAdam or None, **options)
         except ValueError:
             continue
         weight.grad = torch.tensor([1.0, 0.0], dtype=dtype)

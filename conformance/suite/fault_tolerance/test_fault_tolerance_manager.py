@@ -253,9 +253,8 @@ def test_updates_in_the_backward(impl, how):
         from torch.distributed.optim import _apply_optimizer_in_backward
 
         _apply_optimizer_in_backward(torch.optim.SGD, [param], {"lr": 0.1})
-        inner: Any = torch.optim.SGD([param] if how == "torch" else [("other", other)], lr=0.1)
-        if how == "added":
-            inner = torch.optim.SGD([other], lr=0.1)
+        first: dict[str, Any] = {"torch": param, "added": other, "added by name": ("other", other)}
+        inner: Any = torch.optim.SGD([first[how]], lr=0.1)
     else:
         inner = FusedOptimizer([param], lr=0.1)
         param.register_post_accumulate_grad_hook(lambda leaf: [leaf.data.sub_(leaf.grad)][1:] or None)

@@ -92,8 +92,8 @@ class Stateful:
 class ForeignKeyed(torch.optim.Optimizer):
     """A keyed optimizer of another library: SGD with momentum that calls its own save and load hooks.
 
-    Each parameter has a group of its own.
-    ``saves`` counts the calls of `state_dict`. With ``refuse``, a load writes and then raises an error.
+    Each parameter has a group of its own. ``saves`` counts the calls of `state_dict`. With ``refuse``, a load
+    writes and then raises an error.
     """
 
     def __init__(self, params: Mapping[str, Any], lr: float = 0.1) -> None:
