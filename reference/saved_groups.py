@@ -67,7 +67,7 @@ def as_saved(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, A
         name: ENUMERATIONS[name].index(type(ENUMERATIONS[name][0])(value)) if name in ENUMERATIONS else value
         for name, value in group.items()
     }
-    decay = group.get("decay", Decay.L2)  # a hook of the state dict may have taken it out
+    decay = group.get("decay", Decay.L2)  # a hook may have removed it
     is_decoupled = DECOUPLED in accepted and Decay(decay) is Decay.DECOUPLED
     return saved | ({DECOUPLED: True} if is_decoupled else {})
 

@@ -2,7 +2,7 @@
 
 eps is added to a float16 square root, where 1e-8 and 1e-10 round to zero; an element whose gradients were
 all zero is computed as 0/0. With eps=0, which the constructors accept, this happens in every dtype. RAdam
-does this with foreach=True only, which is its default on accelerators.
+has the defect only with foreach=True, its default on accelerators.
 
 Clauses: ALGO-028, ALGO-032, ALGO-033, ALGO-097.
 """

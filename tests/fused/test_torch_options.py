@@ -84,7 +84,7 @@ def test_a_hook_may_return_a_saved_state_dict(library, name):
 
 @LIBRARIES
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SparseAdam"])
-def test_a_hook_may_take_options_out_of_the_saved_groups(library, name):
+def test_a_hook_may_remove_options_from_the_saved_groups(library, name):
     optimizer = getattr(library, name)([torch.nn.Parameter(torch.ones(4, 3))], lr=0.1)
 
     def without_options(optimizer, saved):

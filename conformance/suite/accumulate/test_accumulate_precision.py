@@ -62,7 +62,7 @@ def test_precision(impl, kind, count, window, bound):
     ("half", "small"), [("float16", 2.0**-12), ("bfloat16", 2.0**-9)], ids=["float16", "bfloat16"]
 )
 def test_half_tables(impl, half, small):
-    """Gradients of tables in half precision are kept and summed in float32, in which they are computed."""
+    """Gradients of tables in half precision are stored and summed in float32."""
     window = {"lr": 1.0, "use_accumulate": True, "accumulate_step": 5}
     module = collection(impl, "AccumulateSGD", window, tables=ONE_TABLE, dtype=half)
     with torch.no_grad():

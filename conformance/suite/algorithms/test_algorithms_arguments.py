@@ -370,20 +370,21 @@ def test_added_group(impl, algorithm):
 def test_added_group_later(impl, algorithm):
     """A group that is added after some steps starts with fresh state, and the others keep theirs."""
     need_independent(impl, algorithm, first=(0, 1))
-    weights, apart = ([parameter(4, 3, seed=index) for index in range(2)] for _ in range(2))
-    optimizer = getattr(impl, algorithm)([weights[0]], lr=0.1)
-    alone = [getattr(impl, algorithm)([weight], lr=0.1) for weight in apart]
-    for weight, one in ((weights[0], optimizer), (apart[0], alone[0])):
+    kind = getattr(impl, algorithm)
+    together, apart = ([parameter(4, 3, seed=index) for index in range(2)] for _ in range(2))
+    grouped = kind([together[0]], lr=0.1)
+    separate = [kind([weight], lr=0.1) for weight in apart]
+    for weight, optimizer in ((together[0], grouped), (apart[0], separate[0])):
         set_grads([weight])
-        one.step()
-    optimizer.add_param_group({"params": [weights[1]]})
+        optimizer.step()
+    grouped.add_param_group({"params": [together[1]]})
     for seed in range(2):
-        for weight in (*weights, *apart):
+        for weight in (*together, *apart):
             set_grads([weight], seed=seed)
-        for one in (optimizer, *alone):
-            one.step()
-    for index, name in enumerate(("a weight of the first group", "the added weight")):
-        expect_same_way(weights[index], apart[index], parameter(4, 3, seed=index), name, algorithm)
+        for optimizer in (grouped, *separate):
+            optimizer.step()
+    for index, name in enumerate(("the weight of the first group", "the added weight")):
+        expect_same_way(together[index], apart[index], parameter(4, 3, seed=index), name, algorithm)
 
 
 @pytest.mark.clause("ALGO-083")

@@ -297,16 +297,14 @@ def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
 @pytest.mark.needs("Ftrl")
 @pytest.mark.parametrize("way", ["constructor", "set"])
 def test_rate_of_zero_of_ftrl(impl, way):
-    """A learning rate of 0, also of the last group, leaves weights finite, or raises before a change."""
+    """A learning rate of 0, also in the last group, leaves all weights finite, or raises before a change."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     set_grads(weights)
-    groups: Any = weights
-    if not impl.lacks("Ftrl.groups"):
-        groups = [{"params": weights[:1]}, {"params": weights[1:]}]
-        if way == "constructor":
-            groups[-1]["lr"] = 0.0
+    last = 0.0 if way == "constructor" else 0.1
+    given: Any = [{"params": weights[:1]}, {"params": weights[1:], "lr": last}], 0.1
+    params, lr = (weights, last) if impl.lacks("Ftrl.groups") else given
     try:
-        optimizer = impl.Ftrl(groups, lr=0.0 if way == "constructor" and groups is weights else 0.1)
+        optimizer = impl.Ftrl(params, lr=lr)
     except ValueError:
         return
     if way == "set":

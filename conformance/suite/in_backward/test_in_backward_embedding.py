@@ -49,7 +49,7 @@ def test_optimizer_of_another_type(impl, created):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("first", ["parameter", "table"])
 def test_a_table_that_refuses(impl, first):
-    """A call that raises because of a table, before or after a parameter, leaves the parameter alone."""
+    """A call that raises because of a table applies no optimizer to a parameter in the same list."""
     module, weight = collection(impl, "SGD"), parameter(3)
     listed = [weight, *module.parameters()]
     expect_raises(

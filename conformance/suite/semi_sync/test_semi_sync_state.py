@@ -208,7 +208,7 @@ def test_resume_where_all_state_is_there(impl, steps):
 
 @pytest.mark.clause("SEMI-016")
 def test_resume_after_a_global_step_of_another_run(impl):
-    """An early checkpoint brings no global state: one that is there is refused, or does not count."""
+    """Global state that an early checkpoint lacks has no effect after the load, or the load raises."""
     params, others = parameters(), parameters()
     optimizer = semisync(impl, params, every=5, eager=False)[0]
     resumed = semisync(impl, others, every=5, eager=False)[0]
