@@ -104,7 +104,16 @@ class GroupLayout:
 
     def trains_by_autograd(self) -> bool:
         """Return whether tables without an optimizer need a gradient; torch looks these up."""
-        return self.group.optimizer is None and any(weight.requires_grad for weight in self.weights)
+        return self.group.optimizer is None and any(self.trained)
+
+    def why_split(self) -> str:
+        """Return why one call cannot look up all tables as they are trained now; empty if it can."""
+        trained = self.trained
+        if len(set(trained)) > 1:
+            return "some tables are frozen and others are not"
+        if self.group.optimizer is None and any(trained):
+            return "tables without an optimizer are differentiated by torch"
+        return ""
 
     def look_up_by_autograd(self, inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
         """Yield the outputs of the tables that autograd differentiates, as plain parameters."""
@@ -163,22 +172,23 @@ class FeatureLayout:
         known = tuple(keys)
         if known not in self._packed:
             self._packed[known] = self._packed_layout(keys)
-        return self._packed[known]
+        found = self._packed[known]
+        return None if found is None or self.parts[0].why_split() else found
 
     def why_split(self, keys: Sequence[str]) -> str:
         """Return why a packed input of these keys has to be split; empty if it does not."""
+        return self._why_never_packed(keys) or self.parts[0].why_split()
+
+    def _why_never_packed(self, keys: Sequence[str]) -> str:
+        """Return why an input of these keys has to be split, whichever tables are frozen."""
         if not self.pools:
             return "rows are not pooled"
         if len(self.parts) != 1:
             return "the tables differ in parameter group, dtype or device"
         (part,) = self.parts
         backend, names = part.group.backend, [slot.name for slot in part.slots]
-        if part.trains_by_autograd():
-            return "tables without an optimizer are differentiated by torch"
         if not backend.packs_tables(part.group.tables):
             return f"the backend {backend.name!r} takes each feature separately"
-        if len(set(part.trained)) > 1:
-            return "some tables are frozen and others are not"
         if len(set(keys)) < len(keys) or not set(names) <= set(keys):
             return "a key is missing or occurs twice"
         if sorted(keys) != sorted(names) and not backend.packs_any_keys:
@@ -186,7 +196,7 @@ class FeatureLayout:
         return ""
 
     def _packed_layout(self, keys: Sequence[str]) -> PackedLayout | None:
-        if self.why_split(keys):
+        if self._why_never_packed(keys):
             return None
         (part,) = self.parts
         ends = list(accumulate((weight.shape[1] for weight in part.weights), initial=0))

@@ -109,6 +109,7 @@ class TableGroup:
 
     def __post_init__(self) -> None:
         self._checked_memory: Hashable = None
+        self._params = self.options.get("params")  # another list after `set_optimizer`
         self.device = self.tables[0].weight.device
         self.dtype = self.tables[0].weight.dtype
         self.counted = any(
@@ -206,8 +207,10 @@ class TableGroup:
         return all(one.device == self.device and one.dtype is self.dtype for one in weights)
 
     def is_current(self, param_groups: Sequence[object]) -> bool:
-        """Return whether the parameter group is among these, and the states are still the same objects."""
-        if self.optimizer is not None and id(self.options) not in map(id, param_groups):
+        """Return whether the parameter group is among these, with the same tables and objects of state."""
+        if self.optimizer is not None and (
+            id(self.options) not in map(id, param_groups) or self.options["params"] is not self._params
+        ):
             return False
         if not self._state:
             return True

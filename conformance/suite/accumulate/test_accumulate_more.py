@@ -58,6 +58,33 @@ def test_a_window_is_one_step_with_its_sum(
         expect_near(mine, other, "the parameter")
 
 
+@pytest.mark.clause("ACC-027")
+@pytest.mark.needs("{kind}", "{algorithm}", "{algorithm}.{option}")
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "option", "value"),
+    [
+        ("RowWiseAdagrad", "AccumulateRowWiseAdagrad", "max_norm", 0.5),
+        ("RowWiseAdagrad", "AccumulateRowWiseAdagrad", "initial_accumulator_value", 0.25),
+        ("RowWiseAdagrad", "AccumulateRowWiseAdagrad", "lr_decay", 0.5),
+        ("RowWiseAdagrad", "AccumulateRowWiseAdagrad", "maximize", True),
+        ("RowWiseAdagrad", "AccumulateRowWiseAdagrad", "eps", 0.125),
+        ("AdamW", "AccumulateAdamW", "betas", (0.5, 0.75)),
+        ("AdamW", "AccumulateAdamW", "eps", 0.125),
+        ("AdamW", "AccumulateAdamW", "maximize", True),
+    ],
+)
+def test_options(impl: Any, option: str, value: Any, algorithm: str, kind: str) -> None:
+    """Windows of dense gradients follow the algorithm with each of its options."""
+    mine, other = fixed_table(), fixed_table()
+    window = ("dense", "dense")
+    optimizer = make_accumulating(impl, kind, [mine], len(window), **{option: value})
+    plain = getattr(impl, algorithm)([other], lr=0.125, **{option: value})
+    for _ in range(2):
+        train_micro_batches(optimizer, mine, window, range(len(window)))
+        train_sum(plain, other, window)
+        expect_near(mine, other, "the parameter")
+
+
 def train_last(optimizer: Any, param: Any, window: tuple[str, ...]) -> None:
     """Take the last step of a window."""
     train_micro_batches(optimizer, param, window, range(len(window) - 1, len(window)))

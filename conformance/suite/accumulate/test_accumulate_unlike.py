@@ -97,6 +97,29 @@ def test_gradients_are_left(impl: Any, window: tuple[str, ...], kind: str) -> No
         expect_bits(grad, before, "the gradient")
 
 
+@pytest.mark.clause("ACC-021")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_windows_of_weighted_bags(impl: Any, pooling: str, kind: str) -> None:
+    """A window of weighted bags of unlike lengths makes one update with the sum of its gradients."""
+    form: Any = {"pooling": pooling, "weighted": True}
+    module = collection(impl, kind, {"use_accumulate": True, "accumulate_step": len(WINDOW_BATCHES)}, **form)
+    other = collection(impl, kind.removeprefix("Accumulate"), **form)
+    batches = [
+        jagged(
+            bags, {name: [[0.5 + place for place in range(len(bag))] for bag in bags[name]] for name in bags}
+        )
+        for bags in WINDOW_BATCHES
+    ]
+    for _ in range(2):
+        for step, batch in enumerate(batches):
+            fit(module, batch, seed=step)
+        sum(lookups(other, batch, step) for step, batch in enumerate(batches)).backward()  # type: ignore[union-attr]
+        for name, table in tables_of(other).items():
+            expect_near(tables_of(module)[name], table, f"table {name}")
+
+
 @pytest.mark.clause("ACC-021", "ACC-022")
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)

@@ -128,6 +128,18 @@ def test_norm_types(impl: Any, norm_type: Any, dtype: str) -> None:
     expect_scaled(recorder.received[0], grads, 2.0, norm)
 
 
+@pytest.mark.clause("CLIP-009")
+@pytest.mark.parametrize("norm_type", [1, 2.0, 3.0, math.inf], ids=str)
+def test_the_last_element_counts(impl: Any, norm_type: float) -> None:
+    """Gradients of any size are scaled by a norm that includes their last element."""
+    for size in (1, 5, 16, 17, 255, 257, 1024, 1025, 4097, 65537):
+        grads = [[0.0] * (size - 1) + [5.0], [3.0]]
+        optimizer, recorder, _ = make(impl, grads, "NORM", 2.0, norm_type=norm_type)
+        optimizer.step()
+        wanted = 5.0 * 2.0 / p_norm([5.0, 3.0], norm_type)
+        expect_close(recorder.received[0][0][-1:], [wanted], f"the last of {size} elements", ulps=64)
+
+
 @pytest.mark.clause("CLIP-010")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_bound_of_zero(impl: Any, kind: str) -> None:

@@ -230,6 +230,19 @@ def test_load_state_dict_hooks(impl):
     expect_equal(set(saved), {"state", "param_groups"}, "the caller's dict, of which hooks change a copy")
 
 
+@pytest.mark.clause("FT-027")
+def test_a_load_hook_changes_its_copy(impl):
+    """What a pre-hook of load_state_dict writes into the dict that it gets is loaded."""
+    params = parameters()
+    optimizer, _ = wrap(impl, params)
+    train(optimizer, params, 1)
+    saved = snapshot(optimizer.state_dict())
+    groups = [{**group, "lr": 0.7} for group in saved["param_groups"]]
+    optimizer.register_load_state_dict_pre_hook(lambda one, given: given.update(param_groups=groups))
+    optimizer.load_state_dict(saved)
+    expect_equal(optimizer.param_groups[0]["lr"], 0.7, "the learning rate that the hook wrote")
+
+
 @pytest.mark.clause("FT-028")
 def test_hooks_of_the_wrapped_optimizer(impl):
     """The wrapped optimizer's hooks run once per committed step, save and load."""

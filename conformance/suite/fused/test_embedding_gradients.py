@@ -193,6 +193,23 @@ def test_rate_applied_between_forward_and_backward(impl):
         expect_near(table, tables_of(other)[name], f"table {name}")
 
 
+@pytest.mark.clause("FUSED-062")
+@pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
+@pytest.mark.parametrize("groups", [("t",), ("v",), ("t", "uv"), ("u", "tv"), ("v", "tu")], ids="-".join)
+def test_rates_of_tables_between_forward_and_backward(impl, groups):
+    """Rates that tables get after the forward pass are used by its backward pass, for these tables only."""
+    tables = [("t", 6, 4, ("f",)), ("u", 6, 4, ("g",)), ("v", 6, 4, ("h",))]
+    module, other = (collection(impl, tables=tables) for _ in range(2))
+    outputs = module(jagged(BAGS))
+    for each in (module, other):
+        for names, rate in zip(groups, (0.5, 0.25), strict=False):
+            apply_in_backward(impl, torch.optim.SGD, [tables_of(each)[name] for name in names], {"lr": rate})
+    for found in (outputs, other(jagged(BAGS))):
+        sum(output.sum() for output in found.values()).backward()
+    for name, table in tables_of(module).items():
+        expect_near(table, tables_of(other)[name], f"table {name}")
+
+
 @pytest.mark.clause("FUSED-047")
 @pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
 def test_gradient_of_weights_in_several_groups(impl):

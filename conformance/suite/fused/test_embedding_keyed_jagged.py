@@ -108,6 +108,87 @@ def test_tables_that_differ(impl, how):
 
 
 @pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("EmbeddingBagCollection.frozen_tables", KEYED_JAGGED)
+@pytest.mark.parametrize("optimizer", ["Adagrad", None], ids=["tables", "parameters"])
+def test_tables_that_are_frozen_later(impl, optimizer):
+    """After a forward pass each table can be frozen and trained again, with and without an optimizer."""
+    module, other = (collection(impl, optimizer) for _ in range(2))
+    for frozen in ((), ("t",), ("u",), ("t", "u"), ()):
+        for one in (module, other):
+            for name, table in tables_of(one).items():
+                table.requires_grad_(name not in frozen)
+                table.grad = None
+        outputs = module(keyed_jagged_tensor(jagged(BAGS))), other(jagged(BAGS))
+        for found in outputs if len(frozen) < 2 else ():
+            weighted_backward(found, JAGGED_KEYS, 0)
+        for name, table in tables_of(other).items():
+            mine = tables_of(module)[name]
+            expect_near(mine, table, f"table {name} with {frozen or 'no table'} frozen")
+            expect_equal(mine.grad is None, table.grad is None, f"no gradient of table {name}")
+
+
+@pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward", KEYED_JAGGED)
+@pytest.mark.parametrize("name", ["t", "u"])
+def test_a_rate_between_forward_and_backward(impl, name):
+    """A rate that one table gets after the forward pass is used by the backward pass, for that table only."""
+    module, other = (collection(impl) for _ in range(2))
+    outputs = module(keyed_jagged_tensor(jagged(BAGS))), other(jagged(BAGS))
+    for each, found in zip((module, other), outputs, strict=True):
+        apply_in_backward(impl, torch.optim.SGD, [tables_of(each)[name]], {"lr": 0.5})
+        weighted_backward(found, JAGGED_KEYS, 0)
+    for key, table in tables_of(other).items():
+        expect_near(tables_of(module)[key], table, f"table {key}")
+
+
+@pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
+def test_the_order_of_keys_changes(impl):
+    """Each forward pass finds its features by the keys of its input, whatever order earlier inputs had."""
+    module, other = (collection(impl) for _ in range(2))
+    features, later = batches()
+    for form in ("offsets", "permuted keys", "unknown key", "permuted keys", "offsets"):
+        for given in (features, later):
+            found = module(keyed_jagged_tensor(given, form))
+            wanted = other({key: given[key] for key in JAGGED_KEYS})
+            for key in JAGGED_KEYS:
+                expect_close(found[key].detach(), wanted[key].detach(), f"output {key}", ulps=16)
+            weighted_backward(found, JAGGED_KEYS, 0)
+            weighted_backward(wanted, JAGGED_KEYS, 0)
+
+
+@pytest.mark.clause("FUSED-095", "ACC-021")
+@pytest.mark.needs("EmbeddingBagCollection", "AccumulateSGD", "SGD", KEYED_JAGGED)
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_windows(impl, pooling):
+    """A window of weighted KeyedJaggedTensors makes the update of one backward pass through all of them."""
+    options = {"use_accumulate": True, "accumulate_step": 2}
+    module = collection(impl, "AccumulateSGD", options, pooling=pooling, weighted=True)
+    other = collection(impl, "SGD", pooling=pooling, weighted=True)
+    for _ in range(2):
+        wanted = torch.zeros(())
+        for features in batches(weighted=True):
+            module(keyed_jagged_tensor(features)).values().sum().backward()
+            wanted = wanted + sum(
+                one.sum() for one in other({key: features[key] for key in JAGGED_KEYS}).values()
+            )
+        wanted.backward()
+        for name, table in tables_of(other).items():
+            expect_near(tables_of(module)[name], table, f"table {name}")
+
+
+@pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
+def test_a_subclass(impl):
+    """An input of a class that inherits from KeyedJaggedTensor is looked up as one of KeyedJaggedTensor."""
+    module = collection(impl)
+    given = keyed_jagged_tensor(jagged(BAGS))
+    wanted = module(given).values().detach()
+    given.__class__ = type("Inherits", (type(given),), {"__module__": __name__})
+    expect_bits(module(given).values().detach(), wanted, "the output for an instance of a subclass")
+
+
+@pytest.mark.clause("FUSED-095")
 @pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
 def test_without_an_optimizer(impl):
     """Tables without an optimizer receive the gradients of a mapping."""

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_unchanged,
+    same_bits,
+    snapshot,
+)
 from keyedopt.conformance.suite.support.device import tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -73,6 +79,34 @@ def test_compiled(impl, what):
         expect_bits(seen.detach(), step(other, jagged(BAG), scale), "the loss")
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+    if what == "model":
+        for model, tables in ((compiled, module), (loss, other)):
+            seen = model(tables.eval(), jagged(BAG), tensor(2.0))
+            if seen.requires_grad:
+                seen.backward()
+        before = snapshot(tables_and_state(other))
+        expect_unchanged(before, tables_and_state(module), "tables and state after evaluation")
+
+
+@pytest.mark.plain_only("it takes seconds")
+@pytest.mark.clause("FUSED-092")
+@pytest.mark.needs("EmbeddingBagCollection", "Adam")
+def test_compiled_with_a_table_outside_the_loss(impl):
+    """A compiled model leaves a table that its loss does not use as it is, also the moments and counts."""
+    module = collection(impl, "Adam")
+
+    def outputs(features):
+        return list(module(features).values())
+
+    first, *_, last = torch.compile(outputs, backend="eager")(jagged(BAGS))
+    (first.sum() + last.sum()).backward()
+    before = snapshot(tables_and_state(module))
+    *_, last = torch.compile(outputs, backend="eager")(jagged(BAGS))
+    last.sum().backward()
+    after = tables_and_state(module)
+    for part, key in (("tables", "t"), ("state", "t.weight")):
+        expect_unchanged(before[part][key], after[part][key], f"{part} of the table outside the loss")
+    expect(not same_bits(after["tables"]["u"].detach(), before["tables"]["u"]), "the other updated", "not")
 
 
 @pytest.mark.plain_only("it takes seconds")

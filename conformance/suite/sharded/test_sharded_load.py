@@ -114,6 +114,9 @@ def test_a_rank_refuses(impl: Any, wrapping: str) -> None:
     wanted = contents(fresh(impl, wrapping, seed=10))
     for seen, one in zip(contents(optimizer), wanted, strict=True):
         expect_bits(seen, one, "state that was loaded")
+    other, optimizer = (fresh(impl, wrapping, "row of two dimensions", seed) for seed in (10, 1))
+    saved, last = other.state_dict(), size() - 1
+    expect_refused(optimizer, spoil(saved, "shape") if rank() == last else saved, [last])
 
 
 @pytest.mark.clause("SHARD-007")
