@@ -132,6 +132,8 @@ def test_options_and_frozen_tables_act_at_once(library):
     for module in modules:
         train(module, range(3))
         module.fused_optimizer.param_groups[0]["lr"] = 0.01
+        module.fused_optimizer.update_hyper_parameters({"eps": 0.5})
+        assert module.fused_optimizer.param_groups[0]["lr"] == 0.01
         train(module, range(3, 6))
         module.embedding_bags["t0"].weight.requires_grad_(False)
         train(module, range(6, 9))

@@ -203,6 +203,9 @@ def test_torchrec_quantizes_the_tables_or_nothing(implementation):
     quantized = modules.quantize_inference_model(converted)
     assert "quant" in type(quantized[0]).__module__
     torch.testing.assert_close(quantized[0](keyed(BAGS[0])).values(), expected, rtol=0.02, atol=0.05)
+    unpooled = model(implementation, "EmbeddingCollection")
+    with pytest.raises(ValueError, match="as_torchrec"):
+        torch.ao.quantization.quantize_dynamic(unpooled, {implementation.EmbeddingCollection: None})
 
 
 @IMPLEMENTATIONS

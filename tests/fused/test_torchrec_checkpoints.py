@@ -112,7 +112,14 @@ def test_the_split_state_of_fbgemms_module_moves_both_ways(torchrec, jagged, imp
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("SGD", {"momentum": 0.5}), ("Adagrad", {}), ("RowWiseAdagrad", {}), ("Adam", {}), ("LAMB", {})],
+    [
+        ("SGD", {"momentum": 0.5}),
+        ("Adagrad", {}),
+        ("RowWiseAdagrad", {}),
+        ("Adam", {}),
+        ("LAMB", {}),
+        ("Ftrl", {}),
+    ],
 )
 @IMPLEMENTATIONS
 def test_the_state_of_unfused_optimizers_moves_both_ways(implementation, name, options):

@@ -98,10 +98,11 @@ def test_compiled_with_a_table_outside_the_loss(impl):
     def outputs(features):
         return list(module(features).values())
 
-    first, *_, last = torch.compile(outputs, backend="eager")(jagged(BAGS))
+    compiled = torch.compile(outputs, backend="eager")
+    first, *_, last = compiled(jagged(BAGS))
     (first.sum() + last.sum()).backward()
     before = snapshot(tables_and_state(module))
-    *_, last = torch.compile(outputs, backend="eager")(jagged(BAGS))
+    *_, last = compiled(jagged(BAGS))
     last.sum().backward()
     after = tables_and_state(module)
     for part, key in (("tables", "t"), ("state", "t.weight")):
