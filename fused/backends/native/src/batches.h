@@ -150,7 +150,7 @@ void sum_batch_of(const Batch& batch, const Batch* next, int64_t dim, float* sum
   for (int64_t b = 0; b < batch.number; ++b) {
     const Batch::Block& one = batch.blocks[b];
     float* sum = sums + one.slot * stride;
-    block_of<float, kScaled>(batch.grads + one.at, batch.scales + one.at, one.count, dim, sum);
+    block_of<kScaled>(batch.grads + one.at, batch.scales + one.at, one.count, dim, sum);
   }
 }
 

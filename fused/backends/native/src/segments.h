@@ -123,10 +123,11 @@ struct Bag {
   const int64_t* values;
   const float* weights;
 
+  const W* operator[](int64_t i) const { return weight + values[i] * dim; }
   bool far() const { return false; }  // earlier bags have prefetched them
   void fill(int64_t from, int64_t count, const W** rows, float* scale) const {
     for (int64_t i = 0; i < count; ++i) {
-      rows[i] = weight + values[from + i] * dim;
+      rows[i] = (*this)[from + i];
       if (scale) scale[i] = weights[from + i];
     }
   }
@@ -150,7 +151,11 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
       continue;
     }
     const Bag<W> bag{weight, dim, lookup.values + i, lookup.weights ? lookup.weights + i : nullptr};
-    sum_of<W>(bag, j - i, dim, lookup.weights != nullptr, scratch, out);
+    if (j - i <= kBlock) {
+      block(bag, bag.weights, j - i, dim, out);
+    } else {
+      sum_of<W>(bag, j - i, dim, lookup.weights != nullptr, scratch, out);
+    }
     if (!lookup.mean || j - i == 1) continue;
     constexpr bool kWhole = false;
     const vf length = set1(static_cast<float>(j - i));

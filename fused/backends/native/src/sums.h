@@ -5,9 +5,9 @@
 #define KEYEDOPT_INLINE __attribute__((always_inline))
 
 // Load sixteen columns from column c on, or the last n < 16, of each row; multiply by its scale if kScaled.
-template <class T, bool kScaled, bool kWhole>
+template <class Pointers, bool kScaled, bool kWhole>
 struct Column {
-  const T* const* rows;
+  const Pointers& rows;
   const float* scale;
   int64_t c, n;
 
@@ -22,12 +22,12 @@ struct Column {
 
 // Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Eight rows are summed pairwise: the error then
 // grows with an eighth of the number of rows, and several loads overlap.
-template <class T, int kVectors, bool kScaled, bool kWhole = true>
-inline void strip(const T* const* rows, const float* scale, int64_t count, int64_t c, int64_t n, float* out) {
+template <int kVectors, bool kScaled, bool kWhole = true, class Pointers>
+inline void strip(const Pointers& rows, const float* scale, int64_t count, int64_t c, int64_t n, float* out) {
   vf sum[kVectors];
 #define KEYEDOPT_ADD(terms)                                                              \
   _Pragma("GCC unroll 8") for (int k = 0; k < kVectors; ++k) sum[k] =                    \
-      sum[k] + Column<T, kScaled, kWhole>{rows, scale, c + 16 * k, n}.terms(i)
+      sum[k] + Column<Pointers, kScaled, kWhole>{rows, scale, c + 16 * k, n}.terms(i)
   int64_t i = 0;
 #pragma GCC unroll 8
   for (int k = 0; k < kVectors; ++k) sum[k] = set1(-0.0f);  // -0 + x has the bits of x, also for x = -0
@@ -51,32 +51,32 @@ inline void strip(const T* const* rows, const float* scale, int64_t count, int64
   for (int k = 0; k < kVectors; ++k) put(out + c + 16 * k, sum[k], kWhole ? 16 : n);
 }
 
-template <class T, bool kScaled>
-inline void block_of(const T* const* rows, const float* scale, int64_t count, int64_t dim, float* out) {
+template <bool kScaled, class Pointers>
+inline void block_of(const Pointers& rows, const float* scale, int64_t count, int64_t dim, float* out) {
   int64_t c = 0;
-  for (; c + 128 <= dim; c += 128) strip<T, 8, kScaled>(rows, scale, count, c, 16, out);
+  for (; c + 128 <= dim; c += 128) strip<8, kScaled>(rows, scale, count, c, 16, out);
   if (c + 64 <= dim) {
-    strip<T, 4, kScaled>(rows, scale, count, c, 16, out);
+    strip<4, kScaled>(rows, scale, count, c, 16, out);
     c += 64;
   }
   if (c + 32 <= dim) {
-    strip<T, 2, kScaled>(rows, scale, count, c, 16, out);
+    strip<2, kScaled>(rows, scale, count, c, 16, out);
     c += 32;
   }
   if (c + 16 <= dim) {
-    strip<T, 1, kScaled>(rows, scale, count, c, 16, out);
+    strip<1, kScaled>(rows, scale, count, c, 16, out);
     c += 16;
   }
-  if (c < dim) strip<T, 1, kScaled, false>(rows, scale, count, c, dim - c, out);
+  if (c < dim) strip<1, kScaled, false>(rows, scale, count, c, dim - c, out);
 }
 
-// Sum 1 to kBlock rows, each times its scale unless `scale` is null.
-template <class T>
-inline void block(const T* const* rows, const float* scale, int64_t count, int64_t dim, float* out) {
+// Sum 1 to kBlock rows, each times its scale unless `scale` is null. rows[i] is a pointer.
+template <class Pointers>
+inline void block(const Pointers& rows, const float* scale, int64_t count, int64_t dim, float* out) {
   if (scale) {
-    block_of<T, true>(rows, scale, count, dim, out);
+    block_of<true>(rows, scale, count, dim, out);
   } else {
-    block_of<T, false>(rows, nullptr, count, dim, out);
+    block_of<false>(rows, nullptr, count, dim, out);
   }
 }
 
@@ -113,7 +113,7 @@ inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled
   int64_t some = count < kBlock ? count : kBlock;
   blocks.fill(0, some, rows[0], scale(0));
   if (count == some) {
-    block<T>(rows[0], scale(0), count, dim, out);
+    block(rows[0], scale(0), count, dim, out);
     return;
   }
   const Total total(scratch.blocks, dim);
@@ -121,7 +121,7 @@ inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled
     const int64_t left = count - i - some, next = left < kBlock ? left : kBlock;
     blocks.fill(i + some, next, rows[1 - of], scale(1 - of));
     if (blocks.far()) prefetch_each(rows[1 - of], next, dim);
-    block<T>(rows[of], scale(of), some, dim, scratch.leaf);
+    block(rows[of], scale(of), some, dim, scratch.leaf);
     total.add(scratch.leaf);
     some = next;
   }
