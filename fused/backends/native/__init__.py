@@ -47,7 +47,7 @@ try:
     _kernels = importlib.import_module("keyedopt.fused.backends.native._kernels")
 except ImportError as error:
     _WHY = f"{error}"
-if _kernels is not None and not hasattr(_kernels, "look_up_rows"):
+if _kernels is not None and not hasattr(_kernels, "parse_tables"):
     _kernels, _WHY = None, "the extension is older than its sources"
 
 #: The environment variable: ``plain``, ``avx2`` or ``avx512`` uses only those kernels.

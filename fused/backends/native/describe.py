@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table, Tables, misfit
+from keyedopt.fused.bulk import places
 from keyedopt.reference.memory import PLAIN, check_memory
 
 #: The numbers of kernels.h. SparseAdam is Adam with another placement of eps.
@@ -94,12 +95,12 @@ def cached_tables(tables: Tables, step: Step | None, kernels: Any) -> Any:
         ValueError: as `describe_table`.
     """
     key = "" if step is None else step.algorithm
-    known = tables.cache.get(key)
-    if known is None or not kernels.are_current(known):
+    tensors, memory, described = tables.cache.get(key, ([], None, None))
+    if described is None or places(tensors) != memory:
         tensors = [one for table in tables for one in ([table.weight] if step is None else table.tensors)]
-        known = kernels.cache_tables([describe_table(table, step) for table in tables], tensors)
-        tables.cache[key] = known
-    return known
+        described = kernels.parse_tables([describe_table(table, step) for table in tables])
+        tables.cache[key] = tensors, places(tensors), described
+    return described
 
 
 def _refuse(table: Table) -> None:

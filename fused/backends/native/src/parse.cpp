@@ -6,9 +6,9 @@ namespace keyedopt {
 
 bool parse_tables(PyObject* items, std::vector<Table>* tables) {
   if (PyCapsule_CheckExact(items)) {
-    const auto* cached = static_cast<CachedTables*>(PyCapsule_GetPointer(items, kTables));
-    if (cached) *tables = cached->tables;
-    return cached != nullptr;
+    const auto* parsed = static_cast<std::vector<Table>*>(PyCapsule_GetPointer(items, kTables));
+    if (parsed) *tables = *parsed;
+    return parsed != nullptr;
   }
   return each(items, [&](PyObject* item) {
     unsigned long long weight, state0, state1, counter;

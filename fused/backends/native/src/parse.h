@@ -52,21 +52,7 @@ struct Methods {
 };
 const Methods& methods_of_tensors();
 
-// Parsed tables, and their tensors with the address, size and dtype at the time of parsing.
-struct CachedTables {
-  struct Known {
-    PyObject *tensor, *dtype;
-    long long address, size;
-  };
-  std::vector<Table> tables;
-  std::vector<Known> known;
-  ~CachedTables() {
-    for (const Known& one : known) {
-      Py_DECREF(one.tensor);
-      Py_XDECREF(one.dtype);
-    }
-  }
-};
+// Tables that Python keeps, from `parse_tables`.
 constexpr char kTables[] = "keyedopt.tables";
 
 // The lookups of every packed input of some keys, from `cache_layout`.
@@ -81,7 +67,7 @@ struct PackedLayout {
 };
 constexpr char kLayout[] = "keyedopt.layout";
 
-// All return false with an exception set if the input is invalid. Tables are tuples, or the result of `cache_tables`.
+// All return false with an exception set if the input is invalid. Tables are tuples, or the result of `parse_tables`.
 // Lookups are a list of tuples, or a tuple of columns: (numbers of tables, values, offsets or None, weights or None,
 // means, outputs or gradients); or a packed input: (result of `cache_layout`, values, offsets, weights or None, bags of
 // each key, joined output or its gradient).
@@ -91,8 +77,7 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
 bool parse_run(int threads, const char* name, Run* run);
 
 // Functions of the module that read tensors.
-PyObject* cache_tables_py(PyObject*, PyObject* args);
-PyObject* are_current_py(PyObject*, PyObject* capsule);
+PyObject* parse_tables_py(PyObject*, PyObject* items);
 PyObject* cache_layout_py(PyObject*, PyObject* args);
 PyObject* simple_bags_py(PyObject*, PyObject* args);
 PyObject* versions_py(PyObject*, PyObject* args);

@@ -1,4 +1,4 @@
-// Read addresses, sizes and dtypes of tensors. In Python this takes longer than a small step.
+// What is parsed once and kept, and features that are read at once. In Python this takes longer than a small step.
 #include <new>
 
 #include "parse.h"
@@ -21,7 +21,7 @@ const Methods& methods_of_tensors() {
 namespace {
 
 void delete_tables(PyObject* capsule) {
-  delete static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
+  delete static_cast<std::vector<Table>*>(PyCapsule_GetPointer(capsule, kTables));
 }
 
 void delete_layout(PyObject* capsule) {
@@ -53,41 +53,13 @@ bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
 
 }  // namespace
 
-// (tables, [tensor, ...]) -> parsed tables. Every call accepts them instead of tuples as long as `are_current` returns
-// True.
-PyObject* cache_tables_py(PyObject*, PyObject* args) {
-  PyObject *items, *tensors;
-  if (!PyArg_ParseTuple(args, "OO!", &items, &PyList_Type, &tensors)) return nullptr;
-  CachedTables* cached = new (std::nothrow) CachedTables;
-  if (!cached) return PyErr_NoMemory();
-  const Methods& methods = methods_of_tensors();
-  bool good = parse_tables(items, &cached->tables);
-  for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(tensors); ++i) {
-    PyObject* tensor = PyList_GET_ITEM(tensors, i);
-    Py_INCREF(tensor);
-    cached->known.push_back({tensor, PyObject_GetAttr(tensor, methods.dtype), 0, 0});
-    CachedTables::Known& one = cached->known.back();
-    good = one.dtype && ask(tensor, methods.data_ptr, &one.address) && ask(tensor, methods.numel, &one.size);
-  }
-  PyObject* capsule = good ? PyCapsule_New(cached, kTables, delete_tables) : nullptr;
-  if (!capsule) delete cached;
+// tables -> parsed tables. Every call accepts them instead of tuples, as long as their tensors keep their memory.
+PyObject* parse_tables_py(PyObject*, PyObject* items) {
+  auto* tables = new (std::nothrow) std::vector<Table>;
+  if (!tables) return PyErr_NoMemory();
+  PyObject* capsule = parse_tables(items, tables) ? PyCapsule_New(tables, kTables, delete_tables) : nullptr;
+  if (!capsule) delete tables;
   return capsule;
-}
-
-// Return whether the tensors of a result of `cache_tables` still have the same address, size and dtype.
-PyObject* are_current_py(PyObject*, PyObject* capsule) {
-  const auto* cached = static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
-  if (!cached) return nullptr;
-  const Methods& methods = methods_of_tensors();
-  for (const CachedTables::Known& one : cached->known) {
-    long long address, size;
-    if (!ask(one.tensor, methods.data_ptr, &address) || !ask(one.tensor, methods.numel, &size)) return nullptr;
-    PyObject* dtype = PyObject_GetAttr(one.tensor, methods.dtype);
-    Py_XDECREF(dtype);  // torch has another reference
-    if (!dtype) return nullptr;
-    if (address != one.address || size != one.size || dtype != one.dtype) Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
 }
 
 // (numbers of tables, means, keys, first columns, number of keys, width) -> the lookups of a packed input.
