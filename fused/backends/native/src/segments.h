@@ -7,6 +7,13 @@ inline int64_t ahead_of(int64_t bytes) {
   return fit < 16 ? 16 : fit < 64 ? fit : 64;
 }
 
+// Return whether so many lookups bring a table of narrow rows into the second cache: a line has several rows, and to
+// prefetch each row would take longer than to wait for a few lines.
+inline bool soon_cached(const Table& table, int64_t count) {
+  const int64_t row = table.dim * (table.dtype == kFloat ? 4 : 2), bytes = table.rows * row;
+  return row <= 32 && bytes <= kCached && bytes <= 256 * count;
+}
+
 // The gradients of sorted lookups. Simple: one source without row numbers and scales.
 template <class K, bool kSimple>
 struct Gradients {
@@ -85,6 +92,7 @@ void segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t 
                 Scratch& scratch, Hot* hot) {
   const Gradients<K, kSimple> gradients{job, entries};
   const int64_t most = together(job.table->dim);
+  const bool prefetches = job.rule && !soon_cached(*job.table, end - begin);
   Batch batches[kStages];
   uint32_t listed = 0, finished = 0;
   for (int64_t i = begin; i < end || finished < listed;) {
@@ -97,7 +105,7 @@ void segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t 
       i = list_runs(gradients, entries, i, end, most, !kSimple && job.scaled, batch);
       batch.first = place;
       place += batch.count;
-      if (job.rule) prefetch_rows(*job.table, batch.rows, batch.count);
+      if (prefetches) prefetch_rows(*job.table, batch.rows, batch.count);
     }
     if (finished == listed) continue;
     const Batch& batch = batches[finished++ % kStages];
@@ -138,8 +146,8 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
   const W* weight = static_cast<const W*>(table.weight);
   const int64_t dim = table.dim;
   const int64_t size = dim * static_cast<int64_t>(sizeof(W)), distance = ahead_of(size);
-  int64_t ahead = lookup.offsets ? lookup.offsets[begin] : begin;
   const int64_t last = lookup.offsets ? lookup.offsets[end] : end;
+  int64_t ahead = soon_cached(table, lookup.count) ? last : lookup.offsets ? lookup.offsets[begin] : begin;
   for (int64_t b = begin; b < end; ++b) {
     const int64_t i = lookup.offsets ? lookup.offsets[b] : b;
     const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
