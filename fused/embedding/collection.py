@@ -100,6 +100,16 @@ class FusedCollection(TableCollection):
         self._layout: FeatureLayout | None = None
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 
+    def set_optimizer(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[Tensor],
+        optimizer_kwargs: Mapping[str, Any],
+    ) -> None:
+        """Update some of the tables with an optimizer of this class; see `TableCollection.set_optimizer`."""
+        super().set_optimizer(optimizer_class, weights, optimizer_kwargs)
+        self._layout = None
+
     def forward(self, features: Features) -> Any:
         """Look up, and pool in an `EmbeddingBagCollection`.
 

@@ -83,6 +83,23 @@ def test_embedding_module(impl, copied):
         expect_bits(table.detach(), expected[name].detach(), f"table {name}")
 
 
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("last", ["t", "u"])
+def test_tables_that_were_looked_up_before(impl, last):
+    """Each table is trained from when it gets an optimizer, also if that is after lookups."""
+    module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
+    shown = dict(sorted(module.named_parameters(), key=lambda named: last in named[0].split(".")))
+    for table in shown.values():
+        module(jagged(BAGS))
+        apply_in_backward(impl, torch.optim.SGD, [table])
+    for one in (module, other):
+        fit(one, jagged(BAGS), steps=2)
+    expected = dict(other.named_parameters())
+    for name, table in shown.items():
+        expect_bits(table.detach(), expected[name].detach(), f"table {name}")
+
+
 @pytest.mark.clause("INBW-035")
 @pytest.mark.needs("EmbeddingBagCollection", "in_backward_optimizer_filter")
 def test_filter_of_tables(impl):
