@@ -163,6 +163,13 @@ def _say(message: str) -> None:
 def _validate(request: Request) -> None:
     options = request.options
     runner.known_names((*options.areas, *options.require_areas), list(spec.areas()), "area")
+    for target in request.targets:
+        if target in spec.clauses():
+            raise InputError(f"{target} is a clause, not a target: give a target, and --clause {target}")
+    runner.known_names(options.clauses, list(spec.clauses()), "clause")
+    for clause in options.clauses:
+        if options.areas and (area := spec.clauses()[clause].area) not in options.areas:
+            raise InputError(f"{clause} is a clause of the area {area}, which --area leaves out")
     runner.known_names(options.dtypes, DTYPES, "dtype")
     versions = sorted({clause.since for clause in spec.clauses().values()}, key=spec.version_key)
     runner.known_names([options.suite] if options.suite is not None else [], versions, "version of the suite")

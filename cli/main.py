@@ -73,6 +73,9 @@ def check(
     area: Annotated[
         list[str] | None, typer.Option(metavar="AREA,...", help="Check only these areas; repeatable.")
     ] = None,
+    clause: Annotated[
+        list[str] | None, typer.Option(metavar="CLAUSE,...", help="Check only these clauses; repeatable.")
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +138,7 @@ def check(
         "level": level.value,
         "suite": suite,
         "areas": names(area),
+        "clauses": tuple(name.upper() for name in names(clause)),
         "require_areas": names([require_areas or ""]),
         "imports": tuple(imports or ()),
         "device": device,

@@ -315,4 +315,7 @@ def known_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
     for name in names:
         if name not in known:
             near = did_you_mean(name, known)
-            raise RunError(f"there is no {what} {name!r}; there are: {', '.join(known)}{near}")
+            there_are = (
+                f"there are: {', '.join(known)}" if len(known) <= 50 else f"see `keyedopt list {what}s`"
+            )
+            raise RunError(f"there is no {what} {name!r}; {there_are}{near}")

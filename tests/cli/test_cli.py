@@ -90,6 +90,7 @@ def test_an_option_whose_value_has_its_name_is_declared():
     [
         ("check reference --level mus", "did you mean must?; see `keyedopt check --help`"),
         ("check reference --area keyd", "did you mean keyed?"),
+        ("check reference --clause CLPI-001", "did you mean CLIP-001"),
         ("check torchrc", "did you mean torchrec"),
         ("check torch-rec", "did you mean torchrec"),
         ("check refernce", "did you mean reference?"),
@@ -130,6 +131,15 @@ def test_no_arguments_show_the_help(run_line):
         ("check reference --level maybe", "is not one of 'must', 'should'"),
         ("check reference --area keyd", "there is no area 'keyd'; there are: keyed, combined"),
         ("check reference --require-areas keyed,keyd", "there is no area 'keyd'"),
+        ("check reference --clause NONE-001", "there is no clause 'NONE-001'; see `keyedopt list clauses`"),
+        (
+            "check reference CLIP-001",
+            "CLIP-001 is a clause, not a target: give a target, and --clause CLIP-001",
+        ),
+        (
+            "check reference --clause CLIP-001 --area keyed",
+            "a clause of the area clipping, which --area leaves",
+        ),
         ("check reference --dtype float31", "there is no dtype 'float31'; there are: float64"),
         ("check reference --suite 99.0", "there is no version of the suite '99.0'; there are: 0.1"),
         ("check reference --suite x", "there is no version of the suite 'x'"),

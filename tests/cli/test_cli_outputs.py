@@ -321,6 +321,12 @@ def test_a_clause_is_explained(run_line):
     assert "cases:" in done.stdout
 
 
+def test_only_some_clauses_are_checked(run_line):
+    done = run_line("check", "reference", "--clause", "WARM-001,comb-002", "--clause", "WARM-002")
+    assert done.returncode == 0
+    assert ": conformant (clauses WARM-001, COMB-002, WARM-002 only); checked 3 of 3" in done.stdout
+
+
 def test_an_area_is_explained(run_line):
     done = run_line("explain", "warmup")
     assert done.returncode == 0
