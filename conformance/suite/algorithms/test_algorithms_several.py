@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     need_independent,
     resumed_with,
     sparse_rows,
+    trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import (
     expect,
@@ -324,3 +325,27 @@ def test_rows_that_count_as_zero(impl: Any, algorithm: str) -> None:
             nonzero[row], given[row], before[0][row], f"row {row} as with rows='given'", algorithm, steps=2
         )
     expect(not same_bits(nonzero[1], before[0][1]), "a change of the row with NaN", nonzero[1])
+
+
+@pytest.mark.clause("ALGO-099")
+@pytest.mark.needs("{algorithm}.rows", "{algorithm}.sparse")
+@every
+@pytest.mark.parametrize("rows", ["given", "all"])
+def test_several_sparse_gradients(impl: Any, rows: str, algorithm: str) -> None:
+    """Each of several weights with sparse gradients, also of other strides, trains as it does by itself."""
+    need_independent(impl, algorithm)
+    starts = [parameter(4, 3, seed=seed).detach() for seed in range(3)]
+    starts[1:] = [start.t().contiguous().t() for start in starts[1:]]
+    grads = [
+        [sparse_rows([3, 1, 3], parameter(3, 3, seed=10 * step + at).detach(), start) for step in range(3)]
+        for at, start in enumerate(starts)
+    ]
+    weights = [torch.nn.Parameter(start.clone()) for start in starts]
+    optimizer = make_algorithm(impl, algorithm, weights, rows=rows)
+    for step in range(3):
+        for weight, given in zip(weights, grads, strict=True):
+            weight.grad = given[step].clone()
+        optimizer.step()
+    for weight, start, given in zip(weights, starts, grads, strict=True):
+        alone, _ = trained_copy(impl, algorithm, start, given, rows=rows)
+        expect_same_way(weight, alone, start, "the weight", algorithm)

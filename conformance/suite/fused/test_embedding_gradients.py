@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
-from keyedopt.conformance.suite.support.assertions import exactly, expect_bits, expect_close, snapshot
+from keyedopt.conformance.suite.support.assertions import (
+    exactly,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    same_bits,
+    snapshot,
+)
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -225,6 +232,40 @@ def test_gradient_of_weights_in_several_groups(impl):
     for name, table in (("f", "t"), ("g", "t"), ("h", "u")):
         values, _, weights = features[name]
         expect_near(weights.grad, tables[table][values].sum(dim=1), f"gradient of the weights of {name}")
+
+
+@pytest.mark.clause("FUSED-047")
+@pytest.mark.needs("EmbeddingBagCollection.frozen_tables")
+@pytest.mark.parametrize(("name", "table"), [("f", "t"), ("g", "t"), ("h", "u")])
+def test_gradient_of_the_weights_of_one_feature(impl, name, table):
+    """The weights of one feature receive their gradient, whichever it is, also if all tables are frozen."""
+    module = collection(impl, weighted=True)
+    for one in tables_of(module).values():
+        one.requires_grad_(False)
+    features = jagged(BAGS, WEIGHTS)
+    values, _, weights = features[name]
+    weights.requires_grad_()
+    outputs = module(features)
+    sum(output.sum() for output in outputs.values()).backward()
+    expect_near(weights.grad, tables_of(module)[table].detach()[values].sum(dim=1), "gradient of the weights")
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs(
+    "EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables", "apply_optimizer_in_backward"
+)
+@pytest.mark.parametrize("frozen", ["t", "u"])
+def test_frozen_group(impl, frozen):
+    """A frozen table keeps its bits beside one with options of its own, which is trained."""
+    module = collection(impl)
+    tables = tables_of(module)
+    apply_in_backward(impl, torch.optim.SGD, [tables["u"]], {"lr": 0.5})
+    tables[frozen].requires_grad_(False)
+    before = snapshot(tables)
+    outputs = module(jagged(BAGS))
+    sum(output.sum() for output in outputs.values()).backward()
+    kept = [name for name, table in tables.items() if same_bits(table.detach(), before[name])]
+    expect_equal(kept, [frozen], "tables that keep their bits")
 
 
 @pytest.mark.clause("FUSED-087")

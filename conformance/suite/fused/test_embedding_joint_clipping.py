@@ -1,0 +1,82 @@
+"""Embedding modules: several tables and groups that are clipped together with dense parameters."""
+
+import warnings
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    collection,
+    fit,
+    jagged,
+    tables_and_state,
+    tables_of,
+)
+from keyedopt.conformance.suite.support.in_backward import apply_in_backward
+from keyedopt.conformance.suite.support.inputs import parameters
+from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
+
+
+@pytest.mark.clause("FUSED-073", "FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "apply_optimizer_in_backward")
+@pytest.mark.parametrize("own_group", [None, "t", "u"], ids=["one group", "first", "last"])
+def test_tables_beside_dense_parameters(impl, own_group):
+    """The joint norm of two backward passes through all tables is limited by the step, in any groups."""
+    module, other = (collection(impl, "SGD", {"lr": 1.0}) for _ in range(2))
+    if own_group:
+        for each in (module, other):
+            apply_in_backward(impl, torch.optim.SGD, [tables_of(each)[own_group]], {"lr": 1.0})
+    params = parameters(1)
+    dense = impl.KeyedOptimizerWrapper(params, torch_factory(torch.optim.SGD, lr=1.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            whole = impl.GradientClippingOptimizer(
+                impl.CombinedOptimizer([module.fused_optimizer, dense]), impl.GradientClipping.NORM, 0.5
+            )
+        except ValueError:
+            return
+    if caught:
+        return
+    before = snapshot(tables_of(module))
+    for seed in range(2):
+        for each in (module, other):
+            fit(each, jagged(BAGS), seed=seed)
+    for name, table in tables_of(module).items():
+        expect_bits(table.detach(), before[name], f"table {name} before the step")
+    params["p0"].grad = (grad := tensor([3.0, 0.0, 4.0])).clone()
+    whole.step()
+    sums = {name: before[name] - table.detach() for name, table in tables_of(other).items()}
+    norm = torch.cat([grad, *(one.flatten() for one in sums.values())]).double().norm()
+    for name, table in tables_of(module).items():
+        wanted = before[name] - sums[name] * (0.5 / (float(norm) + 1e-6))
+        expect_near(table, wanted, f"table {name} after the step")
+
+
+@pytest.mark.clause("FUSED-072", "FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "RowWiseAdagrad"])
+@pytest.mark.parametrize("joint", [False, True], ids=["tables", "joint"])
+def test_a_bound_that_is_not_reached(impl, joint, optimizer):
+    """Clipping to a large norm changes neither tables nor state, also in a step that reaches one table."""
+    module, other = (collection(impl, optimizer) for _ in range(2))
+    dense = impl.KeyedOptimizerWrapper(parameters(1), torch_factory(torch.optim.SGD, lr=1.0))
+    member = impl.CombinedOptimizer([module.fused_optimizer, dense]) if joint else module.fused_optimizer
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            whole = impl.GradientClippingOptimizer(member, impl.GradientClipping.NORM, 1e9)
+        except ValueError:
+            return
+    for seed, name in enumerate(("", "h", "")):
+        for each in (module, other):
+            outputs = each(jagged(BAGS))
+            chosen = [outputs[name]] if name else outputs.values()
+            sum((seed + 1.0) * output.sum() for output in chosen).backward()
+        whole.step()
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state")
