@@ -118,7 +118,7 @@ def test_training_goes_on_after_evaluation(impl, optimizer):
 def test_a_table_that_was_frozen_trains_again(impl):
     """A table whose weight requires a gradient again is trained again, whichever table it is."""
     module = collection(impl)
-    tables = tables_of(module)
+    tables = {name: tables_of(module)[name] for name in ("t", "u")}
     for frozen in ("", "t", "u", "t", "", "u"):
         for name, table in tables.items():
             table.requires_grad_(name != frozen)
