@@ -141,6 +141,23 @@ def test_frozen_tables_and_evaluation(implementation, features):
     expect_equal(compiled, plain)
 
 
+@pytest.mark.complete(sample=1)
+@IMPLEMENTATIONS
+@INPUTS
+@pytest.mark.parametrize("name", ["t", "u"])
+def test_a_table_with_a_rate_of_its_own(implementation, features, name):
+    compiled, plain = (model(implementation, "EmbeddingBagCollection") for _ in range(2))
+    for each in (compiled, plain):
+        table = each.tables.embedding_bags[name].weight
+        each.tables.set_optimizer(implementation.Adagrad, [table], {"lr": 0.5})
+    graph = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for each in (graph, plain):
+        each(features(BAGS[0])).backward()
+    compiled.eval()
+    torch.testing.assert_close(graph(features(BAGS[1])), plain(features(BAGS[1])))
+    expect_equal(compiled, plain)
+
+
 @IMPLEMENTATIONS
 def test_tables_without_an_optimizer_and_weights_with_gradients_are_differentiated(implementation):
     compiled, plain = (model(implementation, "EmbeddingBagCollection", None) for _ in range(2))
