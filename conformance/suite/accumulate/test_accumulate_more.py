@@ -128,6 +128,7 @@ def test_bad_options(impl: Any, name: str, value: Any, kind: str) -> None:
     )
 
 
+@pytest.mark.plain_only("the situations of tables are those of ACC-021")
 @pytest.mark.clause("ACC-027")
 @pytest.mark.needs("EmbeddingBagCollection", "{kind}", "{algorithm}")
 @pytest.mark.parametrize(("algorithm", "kind"), KINDS)

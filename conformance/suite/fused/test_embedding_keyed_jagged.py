@@ -157,7 +157,7 @@ def test_the_order_of_keys_changes(impl):
             weighted_backward(wanted, JAGGED_KEYS, 0)
 
 
-@pytest.mark.clause("FUSED-095", "ACC-021")
+@pytest.mark.clause("FUSED-095")
 @pytest.mark.needs("EmbeddingBagCollection", "AccumulateSGD", "SGD", KEYED_JAGGED)
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
 def test_windows(impl, pooling):
