@@ -107,7 +107,7 @@ class GroupLayout:
         return self.group.optimizer is None and any(self.trained)
 
     def why_split(self) -> str:
-        """Return why one call cannot look up all tables as they are trained now; empty if it can."""
+        """Return why `requires_grad` of the tables needs a packed input to be split; empty if it does not."""
         trained = self.trained
         if len(set(trained)) > 1:
             return "some tables are frozen and others are not"
@@ -180,7 +180,7 @@ class FeatureLayout:
         return self._why_never_packed(keys) or self.parts[0].why_split()
 
     def _why_never_packed(self, keys: Sequence[str]) -> str:
-        """Return why an input of these keys has to be split, whichever tables are frozen."""
+        """Return why a packed input of these keys has to be split for any `requires_grad`; empty if not."""
         if not self.pools:
             return "rows are not pooled"
         if len(self.parts) != 1:

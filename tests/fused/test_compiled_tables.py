@@ -78,6 +78,16 @@ def expect_equal(one, other):
     torch.testing.assert_close(*states, rtol=1e-6, atol=1e-6)
 
 
+def expect_one_graph(compiled, plain, features):
+    """Train one model compiled into one graph and another without; expect equal outputs, tables and state."""
+    graph = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for each in (graph, plain):
+        each(features(BAGS[0])).backward()
+    compiled.eval()
+    torch.testing.assert_close(graph(features(BAGS[1])), plain(features(BAGS[1])))
+    expect_equal(compiled, plain)
+
+
 @pytest.mark.complete(sample=4)
 @IMPLEMENTATIONS
 @KINDS
@@ -133,12 +143,7 @@ def test_frozen_tables_and_evaluation(implementation, features):
     compiled, plain = (model(implementation, "EmbeddingBagCollection") for _ in range(2))
     for each in (compiled, plain):
         each.tables.embedding_bags["u"].weight.requires_grad_(False)
-    graph = torch.compile(compiled, backend="aot_eager", fullgraph=True)
-    for each in (graph, plain):
-        each(features(BAGS[0])).backward()
-    compiled.eval()
-    torch.testing.assert_close(graph(features(BAGS[1])), plain(features(BAGS[1])))
-    expect_equal(compiled, plain)
+    expect_one_graph(compiled, plain, features)
 
 
 @pytest.mark.complete(sample=1)
@@ -150,12 +155,7 @@ def test_a_table_with_a_rate_of_its_own(implementation, features, name):
     for each in (compiled, plain):
         table = each.tables.embedding_bags[name].weight
         each.tables.set_optimizer(implementation.Adagrad, [table], {"lr": 0.5})
-    graph = torch.compile(compiled, backend="aot_eager", fullgraph=True)
-    for each in (graph, plain):
-        each(features(BAGS[0])).backward()
-    compiled.eval()
-    torch.testing.assert_close(graph(features(BAGS[1])), plain(features(BAGS[1])))
-    expect_equal(compiled, plain)
+    expect_one_graph(compiled, plain, features)
 
 
 @IMPLEMENTATIONS

@@ -347,5 +347,5 @@ def test_several_sparse_gradients(impl: Any, rows: str, algorithm: str) -> None:
             weight.grad = given[step].clone()
         optimizer.step()
     for weight, start, given in zip(weights, starts, grads, strict=True):
-        alone, _ = trained_copy(impl, algorithm, start, given, rows=rows)
-        expect_same_way(weight, alone, start, "the weight", algorithm)
+        wanted, _ = trained_copy(impl, algorithm, start, given, rows=rows)
+        expect_same_way(weight, wanted, start, "the weight", algorithm)

@@ -204,7 +204,7 @@ def test_rate_applied_between_forward_and_backward(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
 @pytest.mark.parametrize("groups", [("t",), ("v",), ("t", "uv"), ("u", "tv"), ("v", "tu")], ids="-".join)
 def test_rates_of_tables_between_forward_and_backward(impl, groups):
-    """Rates that tables get after the forward pass are used by its backward pass, for these tables only."""
+    """The backward pass uses a learning rate that a table got after the forward pass, for that table."""
     tables = [("t", 6, 4, ("f",)), ("u", 6, 4, ("g",)), ("v", 6, 4, ("h",))]
     module, other = (collection(impl, tables=tables) for _ in range(2))
     outputs = module(jagged(BAGS))

@@ -131,7 +131,7 @@ def test_tables_that_are_frozen_later(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward", KEYED_JAGGED)
 @pytest.mark.parametrize("name", ["t", "u"])
 def test_a_rate_between_forward_and_backward(impl, name):
-    """A rate that one table gets after the forward pass is used by the backward pass, for that table only."""
+    """The backward pass uses a learning rate that one table got after the forward pass, for it only."""
     module, other = (collection(impl) for _ in range(2))
     outputs = module(keyed_jagged_tensor(jagged(BAGS))), other(jagged(BAGS))
     for each, found in zip((module, other), outputs, strict=True):
