@@ -136,10 +136,7 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         on_devices: list[Tensor] = []
         repeated: dict[Tensor, int] = {}
         for param, grad in gradients:
-            state = self.state[param]
-            first = not state
-            if first:
-                state.update(self.initial_state(param, group))
+            state, first = self.state_of(param, group)
             count: Any = state.get("step")
             if isinstance(count, int):  # in SparseAdam
                 count = state["step"] = count + 1

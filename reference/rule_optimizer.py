@@ -177,11 +177,16 @@ class RuleOptimizer(Optimizer):
         for param, grad in gradients:
             self._update(group, param, grad)
 
-    def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
-        state = self.state[param]
+    def state_of(self, param: Tensor, group: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the state of a parameter, and whether it is new; as in torch, there is no empty entry."""
+        state: dict[str, Any] = self.state.get(param, {})
         first = not state
-        if first:
-            state.update(self.initial_state(param, group))
+        if first and (made := self.initial_state(param, group)):
+            self.state[param] = state = made
+        return state, first
+
+    def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
+        state, first = self.state_of(param, group)
         if "step" in state and state["step"].ndim == 0:  # a rule increments a count of each row itself
             state["step"] += 1
         if not param.numel():

@@ -1,0 +1,31 @@
+"""Embedding modules: operations in random order."""
+
+from typing import Any
+
+import pytest
+
+from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS
+from keyedopt.conformance.suite.support.embedding_programs import EmbeddingProgram
+
+#: Options other than the learning rate, if the defaults leave out a part of the algorithm.
+OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
+
+
+@pytest.mark.clause("FUSED-107")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
+@pytest.mark.parametrize(("seed", "of"), [(0, "float32"), (1, "float64")])
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_programs(impl: Any, optimizer: str, seed: int, of: str) -> None:
+    """Each table trains as it does alone, in a program of random operations."""
+    optimizers = [(optimizer, OPTIONS.get(optimizer, {}))]
+    EmbeddingProgram(impl, optimizers, 10 * FUSED_OPTIMIZERS.index(optimizer) + seed, of).run(24)
+
+
+@pytest.mark.clause("FUSED-107")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
+@pytest.mark.needs("apply_optimizer_in_backward", "SGD")
+@pytest.mark.parametrize("optimizer", [name for name in FUSED_OPTIMIZERS if name != "SGD"])
+def test_programs_of_several_optimizers(impl: Any, optimizer: str) -> None:
+    """Tables with several optimizers train as each does alone, in a program of random operations."""
+    optimizers = [("SGD", OPTIONS["SGD"]), (optimizer, {}), ("SGD", {"weight_decay": 0.125})]
+    EmbeddingProgram(impl, optimizers, FUSED_OPTIMIZERS.index(optimizer), "float32").run(24)

@@ -1,0 +1,376 @@
+"""Random programs of nested keyed optimizers, and what they do to each parameter by itself.
+
+The tested optimizer is a tree: keyed optimizers, wrappers, clipping and warmup around them, and combinations.
+For each parameter a plain optimizer of the same class has only this parameter, and gets its gradient as the
+clipping around it leaves it, and the learning rate of the warmup around it.
+"""
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.suite.support.assertions import exactly, expect
+from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.inputs import _numbers, warmup_stages
+from keyedopt.conformance.suite.support.programs import Program
+
+#: Learning rates: at first, those that are set, and that of a warmup before its stages.
+START, RATES, WARM = 0.25, (0.5, 0.125, 0.0625), 0.5
+#: The stage of each warmup, and the factor of each iteration.
+STAGE = {"policy": "LINEAR", "max_iters": 4, "value": 0.25}
+RAMP = (0.25, 0.4375, 0.625, 0.8125, 1.0)
+SHAPES = ((3,), (2, 3), (5, 4), (1,), (17, 33), (1100,))
+
+#: What may be in a program beside keyed optimizers, wrappers, combinations and dense gradients.
+PARTS = ("clipping", "warmup", "closures", "copies", "missing gradients", "sparse gradients")
+#: The operation of a part.
+OPERATION = {"closures": "step with a closure", "copies": "copy"}
+#: All operations, and how often they occur.
+ALL = {
+    "step": 8,
+    "step with a closure": 2,
+    "zero_grad": 1,
+    "set the learning rate": 2,
+    "save": 2,
+    "load": 2,
+    "copy": 1,
+    "scale a parameter": 1,
+}
+
+#: Makes the inner optimizer of parameters or groups.
+Make = Callable[[Any], Any]
+
+
+@dataclass
+class Node:
+    """An optimizer of the tree.
+
+    Args:
+        kind: ``"keyed"``, ``"wrapper"``, ``"NORM"`` or ``"VALUE"`` (clipping), ``"warmup"``, ``"combined"``.
+        parts: the optimizers inside, by key.
+        params: the names of all parameters inside.
+        bound: of clipping.
+        iteration: of a warmup.
+    """
+
+    kind: str
+    parts: list[tuple[str, "Node"]]
+    params: list[str]
+    bound: float = 0.0
+    iteration: int = 0
+
+    def nodes(self) -> Iterator["Node"]:
+        """Return this optimizer and all inside, the outer before the inner."""
+        yield self
+        for _, part in self.parts:
+            yield from part.nodes()
+
+    def keys(self) -> dict[str, str]:
+        """Return the key of each parameter."""
+        if self.kind == "keyed":
+            return {name: name for name in self.params}
+        prefixes = {key: f"{key}." if self.kind == "combined" else "" for key, _ in self.parts}
+        return {n: prefixes[key] + own for key, part in self.parts for n, own in part.keys().items()}
+
+    def __str__(self) -> str:
+        inside = ", ".join(str(part) for _, part in self.parts) or ", ".join(self.params)
+        return f"{self.kind}{f' {self.bound}' if self.bound else ''}({inside})"
+
+
+@dataclass
+class Alone:
+    """A parameter with an optimizer of its own."""
+
+    make: Make
+    param: torch.nn.Parameter
+    rate: float = START
+    history: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.optimizer = self.make([self.param])
+
+    def apply(self, *event: Any) -> None:
+        """Train, or scale the parameter, and remember it."""
+        self.history.append(event)
+        what, *given = event
+        if what == "scale":
+            with torch.no_grad():
+                self.param.mul_(given[0])
+            return
+        self.optimizer.param_groups[0]["lr"], self.param.grad = given[0], given[1].clone()
+        self.optimizer.step()
+        self.param.grad = None
+
+
+@dataclass
+class Saved:
+    """A checkpoint, and what had happened to each parameter."""
+
+    values: dict[str, torch.Tensor]
+    state: Any
+    history: dict[str, list[Any]]
+    rates: dict[str, float]
+    iterations: list[int]
+
+
+class OptimizerProgram(Program):
+    """Run a random program on a tree of optimizers of an implementation.
+
+    Args:
+        impl: the public names of the implementation.
+        make: makes the inner optimizers with the learning rate `START`.
+        seed: chooses the tree, the parameters and the operations.
+        dtype: of the parameters.
+        parts: what is in it beside keyed optimizers, wrappers and combinations, of `PARTS`.
+        shapes: of parameters.
+    """
+
+    def __init__(
+        self,
+        impl: Any,
+        make: Make,
+        seed: int,
+        dtype: str,
+        parts: Collection[str],
+        shapes: Sequence[tuple[int, ...]] = SHAPES,
+    ) -> None:
+        super().__init__(seed, dtype)
+        self._impl, self._make, self._parts = impl, make, parts
+        left_out = {operation for part, operation in OPERATION.items() if part not in parts}
+        self.operations = {name: often for name, often in ALL.items() if name not in left_out}
+        count = self.choose.choice((1, 2, 3, 5, 9))
+        self._shapes = {f"p{index}": self.choose.choice(shapes) for index in range(count)}
+        self._saves_groups = self.choose.random() < 0.5
+        self._tree = self._draw(list(self._shapes), depth=2, warm=True)
+        self._sizes = {name: self.choose.choice((1, 1, 2)) for name in self._shapes}
+        self._alone = {name: Alone(make, self._new_param(name)) for name in self._shapes}
+        self._saved: Saved | None = None
+        self.done.append(str(self._tree) + (", groups are saved" if self._saves_groups else ""))
+        self._start()
+
+    # --- the tree -----------------------------------------------------------------------------------
+
+    def _draw(self, names: list[str], depth: int, warm: bool) -> Node:
+        """Draw an optimizer of parameters; one with a warmup around it has none inside."""
+        kinds = ["keyed"] * (depth < 2) + ["wrapper"] * (depth > 0)
+        if depth and "clipping" in self._parts:
+            kinds += ["NORM", "VALUE"]
+        if depth and warm and "warmup" in self._parts:
+            kinds += ["warmup"]
+        kind = "combined" if depth == 2 and len(names) > 1 else self.choose.choice(kinds)
+        if kind == "keyed":
+            return Node(kind, [], names)
+        if kind == "combined":
+            cut = self.choose.randrange(1, len(names))
+            halves = [names[:cut], names[cut:]]
+            parts = [(key, self._draw(half, 1, warm)) for key, half in zip("ab", halves, strict=True)]
+            made = Node(kind, parts, names)
+            return made if self.choose.random() < 0.5 else self._around(made)
+        return self._around(self._draw(names, depth - 1, warm and kind != "warmup"), kind)
+
+    def _around(self, inner: Node, kind: str = "") -> Node:
+        kinds = ["wrapper", *(["NORM", "VALUE"] if "clipping" in self._parts else [])]
+        kind = kind or self.choose.choice(kinds)
+        bound = self.choose.choice((0.25, 0.5, 2.0)) if kind in ("NORM", "VALUE") else 0.0
+        return Node(kind, [("", inner)], inner.params, bound)
+
+    def _build(self, node: Node, place: str = "w") -> Any:
+        """Make the implementation's optimizer."""
+        parts = [(key, self._build(part, f"{place}{key}0")) for key, part in node.parts]
+        if node.kind == "keyed":
+            params = {name: self._params[name] for name in node.params}
+            return self._impl.KeyedOptimizerWrapper(params, self._make_groups)
+        if node.kind == "combined":
+            return self._impl.CombinedOptimizer(parts)
+        ((_, inner),) = parts
+        if node.kind == "wrapper":
+            return self._impl.OptimizerWrapper(inner)
+        if node.kind == "warmup":
+            stages = warmup_stages(self._impl, [STAGE])
+            return self._impl.WarmupOptimizer(inner, stages, lr=WARM, param_name=f"__{place}")
+        return self._impl.GradientClippingOptimizer(inner, self._impl.GradientClipping[node.kind], node.bound)
+
+    def _make_groups(self, params: Any) -> Any:
+        """Make an inner optimizer with a group for each two parameters."""
+        listed = list(params)
+        return self._make([{"params": listed[first : first + 2]} for first in range(0, len(listed), 2)])
+
+    def _new_param(self, name: str) -> torch.nn.Parameter:
+        seed = list(self._shapes).index(name)
+        return torch.nn.Parameter(_numbers(self._shapes[name], seed).to(the_device(), self.dtype))
+
+    def _start(self) -> None:
+        """Go on with new parameters and a new optimizer."""
+        self._params = {name: self._new_param(name) for name in self._shapes}
+        self._optimizer = self._build(self._tree)
+        self._optimizer.save_param_groups(self._saves_groups)
+        for node in self._tree.nodes():
+            node.iteration = 0
+        self._set_rates(START)
+
+    def _set_rates(self, rate: float | None) -> None:
+        """Note the learning rates: a given one, and that of each warmup."""
+        warmed = {name: one for one in self._tree.nodes() if one.kind == "warmup" for name in one.params}
+        for name, alone in self._alone.items():
+            if name in warmed:
+                iteration = warmed[name].iteration
+                alone.rate = WARM * (RAMP[iteration] if iteration < len(RAMP) else 1.0)
+            elif rate is not None:
+                alone.rate = rate
+
+    # --- operations ---------------------------------------------------------------------------------
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        """Draw a gradient for each parameter, or for some; in the first step for all."""
+        some = self._saved is not None and "missing gradients" in self._parts
+        names = [name for name in self._params if not some or self.choose.random() < 0.8]
+        return {name: self._gradient(self._shapes[name]) for name in names}
+
+    def _gradient(self, shape: tuple[int, ...]) -> torch.Tensor:
+        seed = self.choose.randrange(1, 1000)
+        if "sparse gradients" not in self._parts or self.choose.random() < 0.5:
+            return _numbers(shape, seed).to(self.dtype)
+        rows = [self.choose.randrange(shape[0]) for _ in range(self.choose.choice((0, 1, 3)))]
+        values = _numbers((len(rows), *shape[1:]), seed).to(self.dtype)
+        return torch.sparse_coo_tensor(torch.tensor([rows]).long(), values, shape, check_invariants=True)
+
+    def _set(self, grads: Mapping[str, torch.Tensor]) -> None:
+        for name, param in self._params.items():
+            param.grad = grads[name].clone().to(the_device()) if name in grads else None
+
+    def _advance(self, grads: Mapping[str, torch.Tensor]) -> None:
+        """Take the step with each parameter by itself."""
+        found = {name: grad if grad.is_sparse else grad.double() for name, grad in grads.items()}
+        for node in self._tree.nodes():
+            inside = {name: found[name] for name in node.params if name in found}
+            if node.kind == "NORM" and inside:
+                norm = float(torch.cat([grad.flatten() for grad in inside.values()]).norm())
+                found |= {name: grad * min(1.0, node.bound / (norm + 1e-6)) for name, grad in inside.items()}
+            if node.kind == "VALUE":
+                found |= {name: grad.clamp(-node.bound, node.bound) for name, grad in inside.items()}
+        for name, grad in found.items():
+            alone = self._alone[name]
+            alone.apply("step", alone.rate, grad.to(the_device(), self.dtype))
+        for node in self._tree.nodes():
+            node.iteration += 1
+        self._set_rates(None)
+
+    def _step(self) -> None:
+        grads = self._gradients()
+        self.note(f"on {', '.join(grads)}" if len(grads) < len(self._params) else "on all")
+        self._set(grads)
+        self._optimizer.step()
+        self._advance(grads)
+        if self._saved is None:
+            self._keep()
+
+    def _step_with_a_closure(self) -> None:
+        if self._saved is None:
+            return
+        grads = self._gradients()
+
+        def closure() -> torch.Tensor:
+            self._set(grads)
+            return torch.zeros(())
+
+        self.note(f"on {', '.join(grads)}" if len(grads) < len(self._params) else "on all")
+        self._optimizer.step(closure)
+        self._advance(grads)
+
+    def _zero_grad(self) -> None:
+        """Set gradients to None, so that a step changes no parameter."""
+        self._set(self._gradients())
+        self._optimizer.zero_grad(set_to_none=True)
+        for name, param in self._params.items():
+            expect(param.grad is None, f"no gradient of {name}", param.grad)
+
+    def _set_the_learning_rate(self) -> None:
+        """Set it in the groups that no warmup sets."""
+        warmed = {name for one in self._tree.nodes() if one.kind == "warmup" for name in one.params}
+        for group in self._optimizer.param_groups:
+            inside = [n for n, param in self._params.items() if any(param is one for one in group["params"])]
+            if inside and not warmed.intersection(inside):
+                group["lr"] = rate = self.choose.choice(RATES)
+                self.note(f"{rate} of {', '.join(inside)}")
+                for name in inside:
+                    self._alone[name].rate = rate
+
+    def _save(self) -> None:
+        """Make a checkpoint, from the first step on, which gives each parameter its state."""
+        if self._saved is not None:
+            self._keep()
+
+    def _keep(self) -> None:
+        buffer = io.BytesIO()
+        torch.save(self._optimizer.state_dict(), buffer)
+        self._saved = Saved(
+            {name: param.detach().clone() for name, param in self._params.items()},
+            buffer.getvalue(),
+            {name: list(alone.history) for name, alone in self._alone.items()},
+            {name: alone.rate for name, alone in self._alone.items()},
+            [node.iteration for node in self._tree.nodes()],
+        )
+
+    def _load(self) -> None:
+        """Load the checkpoint into these optimizers, or into new ones."""
+        if self._saved is None:
+            return
+        new = self.choose.random() < 0.5
+        if new:
+            self.note("into new optimizers")
+            self._start()
+            self._optimizer.init_state()
+        with torch.no_grad():
+            for name, param in self._params.items():
+                param.copy_(self._saved.values[name])
+        self._optimizer.load_state_dict(torch.load(io.BytesIO(self._saved.state), weights_only=False))
+        for node, iteration in zip(self._tree.nodes(), self._saved.iterations, strict=True):
+            node.iteration = iteration
+        for name, alone in list(self._alone.items()):
+            rate = self._saved.rates[name] if self._saves_groups else START if new else alone.rate
+            self._alone[name] = made = Alone(self._make, self._new_param(name), rate)
+            for event in self._saved.history[name]:
+                made.apply(*event)
+        self._set_rates(None)
+
+    def _copy(self) -> None:
+        """Copy parameters and optimizers together, and go on with one after the other has taken a step."""
+        how, whole = self.choose.choice(("deepcopy", "pickle")), (self._params, self._optimizer)
+        made = copy.deepcopy(whole) if how == "deepcopy" else pickle.loads(pickle.dumps(whole))
+        kept, left = self.choose.sample((whole, made), 2)
+        self.note(f"by {how}, go on with the {'copy' if kept is made else 'original'}")
+        for index, param in enumerate(left[0].values()):
+            param.grad = _numbers(param.shape, 1001 + index).to(the_device(), self.dtype)
+        left[1].step()
+        self._params, self._optimizer = kept
+
+    def _scale_a_parameter(self) -> None:
+        """Change a parameter in place."""
+        name = self.choose.choice(list(self._params))
+        self.note(name)
+        with torch.no_grad():
+            self._params[name].mul_(0.5)
+        self._alone[name].apply("scale", 0.5)
+
+    # --- comparison ---------------------------------------------------------------------------------
+
+    def compare(self) -> None:
+        """Expect parameters, state and learning rates as each parameter has them by itself."""
+        state = self._optimizer.state_dict()["state"]
+        for name, key in self._tree.keys().items():
+            alone = self._alone[name]
+            self.expect_close(self._params[name], alone.param, f"parameter {name}")
+            for entry, value in alone.optimizer.state.get(alone.param, {}).items():
+                if isinstance(value, torch.Tensor):
+                    self.expect_close(state[key][entry], value, f"{entry} of {key}")
+        for group in self._optimizer.param_groups:
+            for name, param in self._params.items():
+                if any(param is one for one in group["params"]):
+                    seen, wanted = exactly(group["lr"]), self._alone[name].rate
+                    expect(math.isclose(float(seen), wanted), f"lr of {name} == {wanted}", float(seen))
