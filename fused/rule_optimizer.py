@@ -136,7 +136,12 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         on_devices: list[Tensor] = []
         repeated: dict[Tensor, int] = {}
         for param, grad in gradients:
-            state, first = self.state_of(param, group)
+            state = self.state.get(param, {})
+            first = not state
+            if first:
+                state.update(self.initial_state(param, group))
+            if state:  # as in torch, there is no empty entry
+                self.state[param] = state
             count: Any = state.get("step")
             if isinstance(count, int):  # in SparseAdam
                 count = state["step"] = count + 1

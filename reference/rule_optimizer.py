@@ -177,16 +177,13 @@ class RuleOptimizer(Optimizer):
         for param, grad in gradients:
             self._update(group, param, grad)
 
-    def state_of(self, param: Tensor, group: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Return the state of a parameter, and whether it is new; as in torch, there is no empty entry."""
-        state: dict[str, Any] = self.state.get(param, {})
-        first = not state
-        if first and (made := self.initial_state(param, group)):
-            self.state[param] = state = made
-        return state, first
-
     def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
-        state, first = self.state_of(param, group)
+        state = self.state.get(param, {})
+        first = not state
+        if first:
+            state.update(self.initial_state(param, group))
+        if state:  # as in torch, there is no empty entry
+            self.state[param] = state
         if "step" in state and state["step"].ndim == 0:  # a rule increments a count of each row itself
             state["step"] += 1
         if not param.numel():
@@ -230,11 +227,9 @@ class RuleOptimizer(Optimizer):
             raise
 
     def _check_state(self, param: Tensor, group: Mapping[str, Any]) -> None:
-        state = self.state.get(param)
-        if not state:
-            return
-        like = torch.empty(param.shape, dtype=param.dtype, device="meta")
-        copy_loaded_state(state, self.initial_state(like, group), param.shape, self.count_device(param))
+        if state := self.state.get(param):
+            like = torch.empty(param.shape, dtype=param.dtype, device="meta")
+            copy_loaded_state(state, self.initial_state(like, group), param.shape, self.count_device(param))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         groups = [readable_group(group, self.torch_options) for group in state["param_groups"]]

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.optimizer_programs import START, OptimizerProgram
+from keyedopt.conformance.suite.support.optimizer_programs import OptimizerProgram
+from keyedopt.conformance.suite.support.programs import FIRST_RATE
 
 #: Classes of torch, with options.
-INNER: dict[str, tuple[Any, dict[str, Any]]] = {
+CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (torch.optim.SGD, {"momentum": 0.5}),
     "Adagrad": (torch.optim.Adagrad, {}),
     "Adam": (torch.optim.Adam, {}),
@@ -20,16 +21,16 @@ SEEDS = range(2)
 
 def run(impl: Any, inner: str, seed: int, *parts: str) -> None:
     """Run a program with inner optimizers of torch."""
-    kind, options = INNER[inner]
-    make = functools.partial(kind, lr=START, **options)
+    kind, options = CLASSES[inner]
+    make = functools.partial(kind, lr=FIRST_RATE, **options)
     dtype = ("float32", "float64")[seed % 2]
-    OptimizerProgram(impl, make, seed + 10 * list(INNER).index(inner), dtype, parts).run(14)
+    OptimizerProgram(impl, make, seed + 10 * list(CLASSES).index(inner), dtype, parts).run(20)
 
 
 @pytest.mark.clause("COMB-054")
 @pytest.mark.needs("CombinedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", CLASSES)
 def test_programs(impl: Any, inner: str, seed: int) -> None:
     """Each parameter trains as it does alone, in a program of random operations."""
     run(impl, inner, seed, "missing gradients", "closures")
@@ -39,7 +40,7 @@ def test_programs(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.needs("CombinedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
 @pytest.mark.needs("WarmupOptimizer", "WarmupPolicy", "WarmupStage")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_warmup(impl: Any, inner: str, seed: int) -> None:
     """Each parameter trains as it does alone with the learning rates of the warmup around it."""
     run(impl, inner, seed, "missing gradients", "closures", "warmup")
@@ -49,7 +50,7 @@ def test_programs_with_warmup(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.needs("CombinedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
 @pytest.mark.needs("GradientClippingOptimizer", "GradientClipping")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_clipping(impl: Any, inner: str, seed: int) -> None:
     """Each parameter trains as it does alone with the gradient that the clipping around it leaves."""
     run(impl, inner, seed, "clipping")
@@ -60,7 +61,7 @@ def test_programs_with_clipping(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.needs("GradientClippingOptimizer", "GradientClipping")
 @pytest.mark.needs("WarmupOptimizer", "WarmupPolicy", "WarmupStage")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_everything(impl: Any, inner: str, seed: int) -> None:
     """Each parameter trains as it does alone, with warmup, clipping, closures and missing gradients."""
     run(impl, inner, seed, "missing gradients", "closures", "warmup", "clipping")
@@ -69,7 +70,7 @@ def test_programs_with_everything(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.clause("COMB-054")
 @pytest.mark.needs("CombinedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_copies(impl: Any, inner: str, seed: int) -> None:
     """Each parameter trains as it does alone, also in a copy and beside one."""
     run(impl, inner, seed, "missing gradients", "closures", "copies")
@@ -98,6 +99,6 @@ def test_programs_of_algorithms(impl: Any, algorithm: str, seed: int) -> None:
     """Each table trains as it does alone with an algorithm of the implementation, and sparse gradients."""
     sparse = OWN[algorithm] and not impl.lacks(f"{algorithm}.sparse")
     parts = ["missing gradients", "closures", *(["sparse gradients"] if sparse else [])]
-    make = functools.partial(getattr(impl, algorithm), lr=START)
+    make = functools.partial(getattr(impl, algorithm), lr=FIRST_RATE)
     place = seed + 10 * list(OWN).index(algorithm)
-    OptimizerProgram(impl, make, place, "float32", parts, ((2, 3), (5, 4), (17, 33))).run(14)
+    OptimizerProgram(impl, make, place, "float32", parts, ((2, 3), (5, 4), (17, 33))).run(20)

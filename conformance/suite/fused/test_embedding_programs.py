@@ -8,7 +8,7 @@ from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS
 from keyedopt.conformance.suite.support.embedding_programs import EmbeddingProgram
 
 #: Options other than the learning rate, if the defaults leave out a part of the algorithm.
-OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
+OF_PROGRAMS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
 
 
 @pytest.mark.clause("FUSED-107")
@@ -17,7 +17,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_programs(impl: Any, optimizer: str, seed: int, of: str) -> None:
     """Each table trains as it does alone, in a program of random operations."""
-    optimizers = [(optimizer, OPTIONS.get(optimizer, {}))]
+    optimizers = [(optimizer, OF_PROGRAMS.get(optimizer, {}))]
     EmbeddingProgram(impl, optimizers, 10 * FUSED_OPTIMIZERS.index(optimizer) + seed, of).run(24)
 
 
@@ -27,5 +27,5 @@ def test_programs(impl: Any, optimizer: str, seed: int, of: str) -> None:
 @pytest.mark.parametrize("optimizer", [name for name in FUSED_OPTIMIZERS if name != "SGD"])
 def test_programs_of_several_optimizers(impl: Any, optimizer: str) -> None:
     """Tables with several optimizers train as each does alone, in a program of random operations."""
-    optimizers = [("SGD", OPTIONS["SGD"]), (optimizer, {}), ("SGD", {"weight_decay": 0.125})]
+    optimizers = [("SGD", OF_PROGRAMS["SGD"]), (optimizer, {}), ("SGD", {"weight_decay": 0.125})]
     EmbeddingProgram(impl, optimizers, FUSED_OPTIMIZERS.index(optimizer), "float32").run(24)

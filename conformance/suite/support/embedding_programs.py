@@ -11,9 +11,9 @@ import contextlib
 import copy
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -23,16 +23,29 @@ from keyedopt.conformance.suite.support.device import as_tensor, the_device
 from keyedopt.conformance.suite.support.embedding import MADE, _filled, tables_of
 from keyedopt.conformance.suite.support.embedding_inputs import Batch, Table, values_of
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
-from keyedopt.conformance.suite.support.programs import Program
+from keyedopt.conformance.suite.support.programs import FIRST_RATE, RATES_LATER, Program
 
-BAGS, ROWS = "EmbeddingBagCollection", "EmbeddingCollection"
+POOLED, SEQUENCE = "EmbeddingBagCollection", "EmbeddingCollection"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 33, 64)
-SIZES = (1, 2, 3, 7, 30)
-#: The learning rate at first, and others.
-START, RATES = 0.25, (0.5, 0.125, 0.0625)
+ROW_COUNTS = (1, 2, 3, 7, 30)
 #: Lengths of bags; a mean divides by them without rounding.
 LENGTHS = (0, 1, 1, 2, 4)
 FACTORS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
+#: Operations, and how often each occurs.
+OPERATIONS = {
+    "train": 6,
+    "look up": 3,
+    "read": 1,
+    "set the learning rate": 3,
+    "freeze": 2,
+    "save": 1,
+    "load": 2,
+    "copy": 1,
+    "scale a table": 1,
+    "step and zero_grad": 1,
+    "look up an invalid row": 1,
+    "clip": 1,
+}
 
 
 @dataclass
@@ -46,8 +59,12 @@ class Pending:
     weights: list[tuple[str, torch.Tensor, torch.Tensor]]
 
 
+def _grad_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
 @dataclass
-class Saved:
+class SavedTables:
     """A checkpoint, and what had happened to each table."""
 
     module: Any
@@ -57,7 +74,7 @@ class Saved:
 
 
 @dataclass
-class Alone:
+class TableAlone:
     """A table in a module of its own, which gets the gradient of each row."""
 
     module: Any
@@ -95,39 +112,24 @@ class EmbeddingProgram(Program):
         dtype: of the tables.
     """
 
-    operations: ClassVar[Mapping[str, int]] = {
-        "train": 6,
-        "look up": 3,
-        "read": 1,
-        "set the learning rate": 3,
-        "freeze": 2,
-        "save": 1,
-        "load": 2,
-        "copy": 1,
-        "scale a table": 1,
-        "step and zero_grad": 1,
-        "look up an invalid row": 1,
-        "clip": 1,
-    }
-
     def __init__(self, impl: Any, optimizers: Sequence[tuple[str, Any]], seed: int, dtype: str) -> None:
         MADE[0] = True
-        super().__init__(seed, dtype)
+        super().__init__(OPERATIONS, seed, dtype)
         self._impl = impl
-        self._kind = self.choose.choice((BAGS, BAGS, BAGS, ROWS))
-        self._weighted = self._kind == BAGS and self.choose.random() < 0.4
+        self._kind = self.choose.choice((POOLED, POOLED, POOLED, SEQUENCE))
+        self._weighted = self._kind == POOLED and self.choose.random() < 0.4
         self._optimizers = optimizers
         self._tables = self._draw_tables()
-        self._alone = {table.name: Alone(self._make_alone(table)) for table in self._tables}
+        self._alone = {table.name: TableAlone(self._make_alone(table)) for table in self._tables}
         self._pending: list[Pending] = []
-        self._saved: Saved | None = None
+        self._saved: SavedTables | None = None
         self.done.append("; ".join(map(str, self._tables)) + (", weighted" if self._weighted else ""))
         self._start(self._make(self._tables))
 
     def _start(self, module: Any) -> None:
         """Go on with a new module."""
         self._module, self._wrapper, self._clipping = module, None, ("", math.inf)
-        self._rates = dict.fromkeys(self._alone, START)
+        self._rates = dict.fromkeys(self._alone, FIRST_RATE)
         self._frozen = set[str]()
 
     # --- modules ------------------------------------------------------------------------------------
@@ -139,13 +141,13 @@ class EmbeddingProgram(Program):
             tables.append(
                 Table(
                     f"t{index}",
-                    choose.choice(SIZES),
-                    width if self._kind == ROWS else choose.choice(WIDTHS),
+                    choose.choice(ROW_COUNTS),
+                    width if self._kind == SEQUENCE else choose.choice(WIDTHS),
                     tuple(features),
-                    choose.choice(("SUM", "MEAN")) if self._kind == BAGS else "NONE",
+                    choose.choice(("SUM", "MEAN")) if self._kind == POOLED else "NONE",
                 )
             )
-        if len(tables) > 1 and choose.random() < 0.25 and not self._impl.lacks(f"{BAGS}.shared_features"):
+        if len(tables) > 1 and choose.random() < 0.25 and not self._impl.lacks(f"{POOLED}.shared_features"):
             first, second = tables[0], tables[1]
             tables[1] = Table(
                 second.name, second.rows, second.width, (*second.features, first.features[0]), second.pooling
@@ -156,7 +158,7 @@ class EmbeddingProgram(Program):
         config = getattr(self._impl, self._kind.replace("Collection", "Config"))
         configs = []
         for seed, table in enumerate(tables):
-            more = {} if self._kind == ROWS else {"pooling": self._impl.PoolingType[table.pooling]}
+            more = {} if self._kind == SEQUENCE else {"pooling": self._impl.PoolingType[table.pooling]}
             configs.append(
                 config(
                     num_embeddings=table.rows,
@@ -169,7 +171,9 @@ class EmbeddingProgram(Program):
                 )
             )
         kinds = [self._optimizers[seed % len(self._optimizers)] for seed in range(len(tables))]
-        chosen = [unwrapped(getattr(self._impl, name), {"lr": START, **options}) for name, options in kinds]
+        chosen = [
+            unwrapped(getattr(self._impl, name), {"lr": FIRST_RATE, **options}) for name, options in kinds
+        ]
         given = {"is_weighted": self._weighted if weighted is None else weighted, "device": the_device()}
         if all(kind == kinds[0] for kind in kinds):
             return getattr(self._impl, self._kind)(configs, *chosen[0], **given)
@@ -180,7 +184,7 @@ class EmbeddingProgram(Program):
         return module
 
     def _make_alone(self, table: Table) -> Any:
-        pooling = "SUM" if self._kind == BAGS else "NONE"
+        pooling = "SUM" if self._kind == POOLED else "NONE"
         index, outside = self._tables.index(table), self._optimizers
         self._optimizers = [outside[index % len(outside)]]
         module = self._make([Table(table.name, table.rows, table.width, ("alone",), pooling)], weighted=False)
@@ -206,7 +210,7 @@ class EmbeddingProgram(Program):
             lengths = [choose.choice(LENGTHS) for _ in range(size)]
             bags[feature] = [[choose.randrange(rows) for _ in range(length)] for length in lengths]
             weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in lengths]
-        keyed = choose.random() < 0.5 and not self._impl.lacks(f"{BAGS}.keyed_jagged_tensors")
+        keyed = choose.random() < 0.5 and not self._impl.lacks(f"{POOLED}.keyed_jagged_tensors")
         return Batch(bags, weights, keyed)
 
     def _expected(self, batch: Batch, table: Table, feature: str, weight: torch.Tensor) -> torch.Tensor:
@@ -218,7 +222,7 @@ class EmbeddingProgram(Program):
             if self._weighted:
                 found = found * batch.exact[feature][first : first + len(rows), None]
             first += len(rows)
-            if self._kind == ROWS:
+            if self._kind == SEQUENCE:
                 outputs.append(found)
             else:
                 outputs.append(
@@ -258,9 +262,9 @@ class EmbeddingProgram(Program):
         if not loss.requires_grad:
             return  # all tables are frozen
         torch.stack(exact).sum().backward()
-        grads = {name: weights[name].grad for name in rows}
-        factors = [(name, batch.given[name], batch.exact[name].grad) for name in batch.given]
-        self._pending.append(Pending(loss, grads, rows, factors))
+        grads = {name: _grad_of(weights[name]) for name in rows}
+        learned = [(name, given, _grad_of(batch.exact[name])) for name, given in batch.given.items()]
+        self._pending.append(Pending(loss, grads, rows, learned))
 
     def _weigh(self, output: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         """Return a loss with this gradient, whose rows or columns are contiguous."""
@@ -279,9 +283,8 @@ class EmbeddingProgram(Program):
         now, self._pending = self._pending[:count], self._pending[count:]
         self.note(f"then backward of {count}")
         torch.stack([one.loss for one in now]).sum().backward()
-        for name, given, exact in (one for each in now for one in each.weights if one[2] is not None):
-            seen = torch.zeros(given.shape) if given.grad is None else given.grad
-            self.expect_close(seen, exact, f"the gradient of the weights of {name}")
+        for name, given, exact in (one for each in now for one in each.weights):
+            self.expect_close(_grad_of(given), exact, f"the gradient of the weights of {name}")
         updates = {}
         for name in self._alone:
             parts = [one for one in now if name in one.rows]
@@ -316,8 +319,8 @@ class EmbeddingProgram(Program):
     def _set_the_learning_rate(self) -> None:
         """Set it in all groups of the optimizer, also between a lookup and its backward pass."""
         for group in self._module.fused_optimizer.param_groups:
-            rate = self.choose.choice(RATES)
-            in_tensor = self.choose.random() < 0.25 and not self._impl.lacks(f"{BAGS}.tensor_rate")
+            rate = self.choose.choice(RATES_LATER)
+            in_tensor = self.choose.random() < 0.25 and not self._impl.lacks(f"{POOLED}.tensor_rate")
             group["lr"] = torch.tensor(rate) if in_tensor else rate
             for name, table in tables_of(self._module).items():
                 if any(param is table for param in group["params"]):
@@ -338,7 +341,7 @@ class EmbeddingProgram(Program):
 
     def _freeze(self) -> None:
         """Freeze a table, or train it again."""
-        if self._pending or self._impl.lacks(f"{BAGS}.frozen_tables"):
+        if self._pending or self._impl.lacks(f"{POOLED}.frozen_tables"):
             return
         name = self.choose.choice(self._tables).name
         self._frozen ^= {name}
@@ -349,7 +352,7 @@ class EmbeddingProgram(Program):
         """Make a checkpoint."""
         module, optimizer = self._module.state_dict(), self._module.fused_optimizer.state_dict()
         history = {name: list(alone.history) for name, alone in self._alone.items()}
-        self._saved = Saved(copy.deepcopy(module), copy.deepcopy(optimizer), history, dict(self._rates))
+        self._saved = SavedTables(copy.deepcopy(module), copy.deepcopy(optimizer), history, dict(self._rates))
 
     def _load(self) -> None:
         """Load the checkpoint into this module or a new one."""
@@ -363,7 +366,7 @@ class EmbeddingProgram(Program):
         if "param_groups" in self._saved.optimizer:
             self._rates = dict(self._saved.rates)
         for table in self._tables:
-            self._alone[table.name] = alone = Alone(self._make_alone(table))
+            self._alone[table.name] = alone = TableAlone(self._make_alone(table))
             for event in self._saved.history[table.name]:
                 alone.apply(*event)
 

@@ -18,27 +18,27 @@ import torch
 from keyedopt.conformance.suite.support.assertions import exactly, expect
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.inputs import _numbers, warmup_stages
-from keyedopt.conformance.suite.support.programs import Program
+from keyedopt.conformance.suite.support.programs import FIRST_RATE, RATES_LATER, Program
 
-#: Learning rates: at first, those that are set, and that of a warmup before its stages.
-START, RATES, WARM = 0.25, (0.5, 0.125, 0.0625), 0.5
+#: The learning rate of a warmup, before its stages.
+WARM = 0.5
 #: The stage of each warmup, and the factor of each iteration.
-STAGE = {"policy": "LINEAR", "max_iters": 4, "value": 0.25}
-RAMP = (0.25, 0.4375, 0.625, 0.8125, 1.0)
-SHAPES = ((3,), (2, 3), (5, 4), (1,), (17, 33), (1100,))
+STAGE = {"policy": "LINEAR", "max_iters": 16, "value": 0.25}
+RAMP = tuple(0.25 + 0.75 * iteration / 16 for iteration in range(17))
+SHAPES_OF_PARAMETERS = ((3,), (2, 3), (5, 4), (1,), (17, 33), (1100,))
 
 #: What may be in a program beside keyed optimizers, wrappers, combinations and dense gradients.
 PARTS = ("clipping", "warmup", "closures", "copies", "missing gradients", "sparse gradients")
-#: The operation of a part.
-OPERATION = {"closures": "step with a closure", "copies": "copy"}
+#: The operations that only programs with a part have.
+OPERATION_OF = {"closures": "step with a closure", "copies": "copy"}
 #: All operations, and how often they occur.
 ALL = {
-    "step": 8,
+    "step": 6,
     "step with a closure": 2,
     "zero_grad": 1,
     "set the learning rate": 2,
     "save": 2,
-    "load": 2,
+    "load": 3,
     "copy": 1,
     "scale a parameter": 1,
 }
@@ -84,12 +84,12 @@ class Node:
 
 
 @dataclass
-class Alone:
+class ParameterAlone:
     """A parameter with an optimizer of its own."""
 
     make: Make
     param: torch.nn.Parameter
-    rate: float = START
+    rate: float = FIRST_RATE
     history: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Alone:
 
 
 @dataclass
-class Saved:
+class SavedOptimizers:
     """A checkpoint, and what had happened to each parameter."""
 
     values: dict[str, torch.Tensor]
@@ -124,7 +124,7 @@ class OptimizerProgram(Program):
 
     Args:
         impl: the public names of the implementation.
-        make: makes the inner optimizers with the learning rate `START`.
+        make: makes the inner optimizers with the learning rate `FIRST_RATE`.
         seed: chooses the tree, the parameters and the operations.
         dtype: of the parameters.
         parts: what is in it beside keyed optimizers, wrappers and combinations, of `PARTS`.
@@ -138,19 +138,19 @@ class OptimizerProgram(Program):
         seed: int,
         dtype: str,
         parts: Collection[str],
-        shapes: Sequence[tuple[int, ...]] = SHAPES,
+        shapes: Sequence[tuple[int, ...]] = SHAPES_OF_PARAMETERS,
     ) -> None:
-        super().__init__(seed, dtype)
         self._impl, self._make, self._parts = impl, make, parts
-        left_out = {operation for part, operation in OPERATION.items() if part not in parts}
-        self.operations = {name: often for name, often in ALL.items() if name not in left_out}
+        left_out = {operation for part, operation in OPERATION_OF.items() if part not in parts}
+        operations = {name: often for name, often in ALL.items() if name not in left_out}
+        super().__init__(operations, seed, dtype)
         count = self.choose.choice((1, 2, 3, 5, 9))
         self._shapes = {f"p{index}": self.choose.choice(shapes) for index in range(count)}
         self._saves_groups = self.choose.random() < 0.5
         self._tree = self._draw(list(self._shapes), depth=2, warm=True)
         self._sizes = {name: self.choose.choice((1, 1, 2)) for name in self._shapes}
-        self._alone = {name: Alone(make, self._new_param(name)) for name in self._shapes}
-        self._saved: Saved | None = None
+        self._alone = {name: ParameterAlone(make, self._new_param(name)) for name in self._shapes}
+        self._saved: SavedOptimizers | None = None
         self.done.append(str(self._tree) + (", groups are saved" if self._saves_groups else ""))
         self._start()
 
@@ -212,7 +212,7 @@ class OptimizerProgram(Program):
         self._optimizer.save_param_groups(self._saves_groups)
         for node in self._tree.nodes():
             node.iteration = 0
-        self._set_rates(START)
+        self._set_rates(FIRST_RATE)
 
     def _set_rates(self, rate: float | None) -> None:
         """Note the learning rates: a given one, and that of each warmup."""
@@ -296,7 +296,7 @@ class OptimizerProgram(Program):
         for group in self._optimizer.param_groups:
             inside = [n for n, param in self._params.items() if any(param is one for one in group["params"])]
             if inside and not warmed.intersection(inside):
-                group["lr"] = rate = self.choose.choice(RATES)
+                group["lr"] = rate = self.choose.choice(RATES_LATER)
                 self.note(f"{rate} of {', '.join(inside)}")
                 for name in inside:
                     self._alone[name].rate = rate
@@ -309,7 +309,7 @@ class OptimizerProgram(Program):
     def _keep(self) -> None:
         buffer = io.BytesIO()
         torch.save(self._optimizer.state_dict(), buffer)
-        self._saved = Saved(
+        self._saved = SavedOptimizers(
             {name: param.detach().clone() for name, param in self._params.items()},
             buffer.getvalue(),
             {name: list(alone.history) for name, alone in self._alone.items()},
@@ -333,8 +333,8 @@ class OptimizerProgram(Program):
         for node, iteration in zip(self._tree.nodes(), self._saved.iterations, strict=True):
             node.iteration = iteration
         for name, alone in list(self._alone.items()):
-            rate = self._saved.rates[name] if self._saves_groups else START if new else alone.rate
-            self._alone[name] = made = Alone(self._make, self._new_param(name), rate)
+            rate = self._saved.rates[name] if self._saves_groups else FIRST_RATE if new else alone.rate
+            self._alone[name] = made = ParameterAlone(self._make, self._new_param(name), rate)
             for event in self._saved.history[name]:
                 made.apply(*event)
         self._set_rates(None)

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch, exactly, expect, unlike
 
+#: The learning rate at first, and those that are set later.
+FIRST_RATE, RATES_LATER = 0.25, (0.5, 0.125, 0.0625)
 #: The greatest difference, relative to the larger of 1 and the value, after a program.
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -19,15 +20,13 @@ class Program:
     before it.
 
     Args:
+        operations: those of the program, and how often each occurs.
         seed: chooses the operations and their arguments.
         dtype: of what is compared.
-        about: what the program is about, in words.
     """
 
-    #: Operations, and how often each occurs.
-    operations: ClassVar[Mapping[str, int]]
-
-    def __init__(self, seed: int, dtype: str) -> None:
+    def __init__(self, operations: Mapping[str, int], seed: int, dtype: str) -> None:
+        self._operations = operations
         self.choose, self.dtype = random.Random(seed), getattr(torch, dtype)
         #: What was done, in words.
         self.done: list[str] = []
@@ -35,7 +34,7 @@ class Program:
     def run(self, count: int) -> None:
         """Run operations; the error of the first one that goes wrong lists all up to it."""
         for _ in range(count):
-            (operation,) = self.choose.choices(list(self.operations), list(self.operations.values()))
+            (operation,) = self.choose.choices(list(self._operations), list(self._operations.values()))
             self.done.append(operation)
             try:
                 getattr(self, "_" + operation.replace(" ", "_"))()
