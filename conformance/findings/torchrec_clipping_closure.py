@@ -4,7 +4,7 @@ Training with `step(closure)`, which LBFGS needs and torch documents for every o
 although clipping is on; instead the old content of .grad is clipped. One bad batch ends the run that
 clipping should have protected. The tracked norm is that of the old gradients, too.
 
-Clauses: CLIP-019, CLIP-020, CLIP-021, CLIP-049, CLIP-064, CLIP-085.
+Clauses: CLIP-019, CLIP-020, CLIP-021, CLIP-049, CLIP-064, CLIP-085, COMB-054.
 """
 
 import functools

@@ -4,7 +4,7 @@ Without clipping, or with NORM, such a step succeeds: a rank without a batch, a 
 after zero_grad, or an EmptyFusedOptimizer. With VALUE, torch raises RuntimeError about an empty nested
 list, which ends the run. With a closure, the first step of every run is such a step.
 
-Clauses: CLIP-020, CLIP-031, CLIP-046, CLIP-070.
+Clauses: CLIP-020, CLIP-031, CLIP-046, CLIP-070, COMB-054.
 """
 
 import functools
