@@ -17,8 +17,10 @@ OF_PROGRAMS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_programs(impl: Any, optimizer: str, seed: int, of: str) -> None:
     """Each table trains as it does alone, in a program of random operations."""
-    optimizers = [(optimizer, OF_PROGRAMS.get(optimizer, {}))]
-    EmbeddingProgram(impl, optimizers, 10 * FUSED_OPTIMIZERS.index(optimizer) + seed, of).run(24)
+    options = OF_PROGRAMS.get(optimizer, {})
+    if seed and optimizer != "SparseAdam" and not impl.lacks(f"{optimizer}.weight_decay"):
+        options = {**options, "weight_decay": 0.125}
+    EmbeddingProgram(impl, [(optimizer, options)], 10 * FUSED_OPTIMIZERS.index(optimizer) + seed, of).run(24)
 
 
 @pytest.mark.clause("FUSED-107")
@@ -29,3 +31,13 @@ def test_programs_of_several_optimizers(impl: Any, optimizer: str) -> None:
     """Tables with several optimizers train as each does alone, in a program of random operations."""
     optimizers = [("SGD", OF_PROGRAMS["SGD"]), (optimizer, {}), ("SGD", {"weight_decay": 0.125})]
     EmbeddingProgram(impl, optimizers, FUSED_OPTIMIZERS.index(optimizer), "float32").run(24)
+
+
+@pytest.mark.clause("FUSED-107")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"])
+def test_programs_with_windows(impl: Any, optimizer: str) -> None:
+    """Tables whose optimizer accumulates gradients train as each does alone, each with its own window."""
+    options = {"use_accumulate": True, "accumulate_step": 2}
+    seed = len(optimizer)
+    EmbeddingProgram(impl, [(optimizer, options)], seed, "float32", without=["clip"]).run(24)

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,13 +108,22 @@ class EmbeddingProgram(Program):
         impl: the public names of the implementation.
         optimizers: the class and the options, other than ``lr``, of each table in turn. If there are several,
             they are applied to the tables of a module without an optimizer.
+        without: operations that are left out.
         seed: chooses the tables and the operations.
         dtype: of the tables.
     """
 
-    def __init__(self, impl: Any, optimizers: Sequence[tuple[str, Any]], seed: int, dtype: str) -> None:
+    def __init__(
+        self,
+        impl: Any,
+        optimizers: Sequence[tuple[str, Any]],
+        seed: int,
+        dtype: str,
+        without: Collection[str] = (),
+    ) -> None:
         MADE[0] = True
-        super().__init__(OPERATIONS, seed, dtype)
+        operations = {name: often for name, often in OPERATIONS.items() if name not in without}
+        super().__init__(operations, seed, dtype)
         self._impl = impl
         self._kind = self.choose.choice((POOLED, POOLED, POOLED, SEQUENCE))
         self._weighted = self._kind == POOLED and self.choose.random() < 0.4
