@@ -23,6 +23,7 @@ from keyedopt.conformance.suite.support.device import as_tensor, the_device
 from keyedopt.conformance.suite.support.embedding import MADE, _filled, tables_of
 from keyedopt.conformance.suite.support.embedding_inputs import Batch, Table, values_of
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
+from keyedopt.conformance.suite.support.keyed_jagged import has_keyed_jagged_tensors
 from keyedopt.conformance.suite.support.programs import FIRST_RATE, RATES_LATER, Program
 
 POOLED, SEQUENCE = "EmbeddingBagCollection", "EmbeddingCollection"
@@ -219,7 +220,7 @@ class EmbeddingProgram(Program):
             lengths = [choose.choice(LENGTHS) for _ in range(size)]
             bags[feature] = [[choose.randrange(rows) for _ in range(length)] for length in lengths]
             weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in lengths]
-        keyed = choose.random() < 0.5 and not self._impl.lacks(f"{POOLED}.keyed_jagged_tensors")
+        keyed = choose.random() < 0.5 and has_keyed_jagged_tensors(self._impl)
         return Batch(bags, weights, keyed)
 
     def _expected(self, batch: Batch, table: Table, feature: str, weight: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,15 @@ JAGGED_FORMS: dict[str, tuple[Sequence[str], str, Callable[[torch.Tensor], torch
 }
 
 
+def has_keyed_jagged_tensors(impl: Any) -> bool:
+    """Return whether the target accepts them, and torchrec can be imported to make them."""
+    try:
+        import torchrec.sparse.jagged_tensor  # noqa: F401
+    except ImportError:
+        return False
+    return not impl.lacks(KEYED_JAGGED)
+
+
 def keyed_jagged_tensor(features: Mapping[str, Any], form: str = "offsets", order: Sequence[str] = ()) -> Any:
     """Return the features of a mapping as a KeyedJaggedTensor, in the order of its form or in this one.
 
