@@ -140,7 +140,7 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
             first = not state
             if first:
                 state.update(self.initial_state(param, group))
-            if state:  # as in torch, there is no empty entry
+            if first and state:  # as in torch, there is no empty entry
                 self.state[param] = state
             count: Any = state.get("step")
             if isinstance(count, int):  # in SparseAdam

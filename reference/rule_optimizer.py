@@ -182,7 +182,7 @@ class RuleOptimizer(Optimizer):
         first = not state
         if first:
             state.update(self.initial_state(param, group))
-        if state:  # as in torch, there is no empty entry
+        if first and state:  # as in torch, there is no empty entry
             self.state[param] = state
         if "step" in state and state["step"].ndim == 0:  # a rule increments a count of each row itself
             state["step"] += 1

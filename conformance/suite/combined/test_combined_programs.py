@@ -1,4 +1,4 @@
-"""Nested keyed optimizers: operations in random order."""
+"""Nested keyed optimizers: operations in a random order."""
 
 import functools
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.optimizer_programs import OptimizerProgram
-from keyedopt.conformance.suite.support.programs import FIRST_RATE
+from keyedopt.conformance.suite.support.programs import FIRST_LR
 
 #: Classes of torch, with options.
 CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -22,7 +22,7 @@ SEEDS = range(2)
 def run(impl: Any, inner: str, seed: int, *parts: str) -> None:
     """Run a program with inner optimizers of torch."""
     kind, options = CLASSES[inner]
-    make = functools.partial(kind, lr=FIRST_RATE, **options)
+    make = functools.partial(kind, lr=FIRST_LR, **options)
     dtype = ("float32", "float64")[seed % 2]
     OptimizerProgram(impl, make, seed + 10 * list(CLASSES).index(inner), dtype, parts).run(20)
 
@@ -32,7 +32,7 @@ def run(impl: Any, inner: str, seed: int, *parts: str) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("inner", CLASSES)
 def test_programs(impl: Any, inner: str, seed: int) -> None:
-    """Each parameter trains as it does alone, in a program of random operations."""
+    """Nested optimizers train each parameter like an optimizer with only this parameter."""
     run(impl, inner, seed, "missing gradients", "closures")
 
 
@@ -42,7 +42,7 @@ def test_programs(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_warmup(impl: Any, inner: str, seed: int) -> None:
-    """Each parameter trains as it does alone with the learning rates of the warmup around it."""
+    """With warmup, that optimizer has the learning rates of the warmup around the parameter."""
     run(impl, inner, seed, "missing gradients", "closures", "warmup")
 
 
@@ -52,7 +52,7 @@ def test_programs_with_warmup(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_clipping(impl: Any, inner: str, seed: int) -> None:
-    """Each parameter trains as it does alone with the gradient that the clipping around it leaves."""
+    """With clipping, that optimizer gets the gradient that the clipping around the parameter clipped."""
     run(impl, inner, seed, "clipping")
 
 
@@ -63,7 +63,7 @@ def test_programs_with_clipping(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_everything(impl: Any, inner: str, seed: int) -> None:
-    """Each parameter trains as it does alone, with warmup, clipping, closures and missing gradients."""
+    """The same holds with warmup, clipping, closures and missing gradients together."""
     run(impl, inner, seed, "missing gradients", "closures", "warmup", "clipping")
 
 
@@ -72,23 +72,24 @@ def test_programs_with_everything(impl: Any, inner: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("inner", CLASSES)
 def test_programs_with_copies(impl: Any, inner: str, seed: int) -> None:
-    """Each parameter trains as it does alone, also in a copy and beside one."""
+    """The same holds for a copy, and for an optimizer whose copy takes a step."""
     run(impl, inner, seed, "missing gradients", "closures", "copies")
 
 
-#: Algorithms as classes of the implementation, and whether they are given sparse gradients.
-OWN = {
-    "SGD": True,
-    "Adagrad": True,
-    "RowWiseAdagrad": True,
-    "Adam": False,
-    "AdamW": False,
-    "PartialRowWiseAdam": True,
-    "LAMB": True,
-    "PartialRowWiseLAMB": True,
-    "LarsSGD": True,
-    "Ftrl": True,
-}
+#: Classes of the implementation.
+OWN = (
+    *(
+        "SGD",
+        "Adagrad",
+        "RowWiseAdagrad",
+        "Adam",
+        "AdamW",
+        "PartialRowWiseAdam",
+        "LAMB",
+        "PartialRowWiseLAMB",
+    ),
+    *("LarsSGD", "Ftrl"),
+)
 
 
 @pytest.mark.clause("COMB-054")
@@ -96,9 +97,10 @@ OWN = {
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("algorithm", OWN)
 def test_programs_of_algorithms(impl: Any, algorithm: str, seed: int) -> None:
-    """Each table trains as it does alone with an algorithm of the implementation, and sparse gradients."""
-    sparse = OWN[algorithm] and not impl.lacks(f"{algorithm}.sparse")
-    parts = ["missing gradients", "closures", *(["sparse gradients"] if sparse else [])]
-    make = functools.partial(getattr(impl, algorithm), lr=FIRST_RATE)
-    place = seed + 10 * list(OWN).index(algorithm)
-    OptimizerProgram(impl, make, place, "float32", parts, ((2, 3), (5, 4), (17, 33))).run(20)
+    """Nested optimizers of one of the implementation's classes train like optimizers of one parameter."""
+    parts = ["missing gradients", "closures"]
+    if not impl.lacks(f"{algorithm}.sparse"):
+        parts.append("sparse gradients")
+    make = functools.partial(getattr(impl, algorithm), lr=FIRST_LR)
+    seed += 10 * OWN.index(algorithm)
+    OptimizerProgram(impl, make, seed, "float32", parts, ((2, 3), (5, 4), (17, 33))).run(20)

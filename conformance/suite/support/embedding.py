@@ -53,10 +53,12 @@ def collection(
     device: Any = None,
     **arguments: Any,
 ) -> Any:
-    """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given."""
+    """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given.
+
+    A table that is listed with a fifth item has this pooling.
+    """
     MADE[0], bags = True, kind == "EmbeddingBagCollection"
     config = impl.EmbeddingBagConfig if bags else impl.EmbeddingConfig
-    more = {"pooling": impl.PoolingType[pooling]} if bags else {}
     configs = [
         config(
             num_embeddings=rows,
@@ -65,9 +67,9 @@ def collection(
             feature_names=list(features),
             data_type=getattr(torch, dtype),
             init_fn=_filled(seed),
-            **more,
+            **({"pooling": impl.PoolingType[(*own, pooling)[0]]} if bags else {}),
         )
-        for seed, (name, rows, width, features) in enumerate(tables)
+        for seed, (name, rows, width, features, *own) in enumerate(tables)
     ]
     chosen = None if optimizer is None else getattr(impl, optimizer)
     chosen, kwargs = unwrapped(chosen, {"lr": 0.125, **(options or {})} if optimizer else {})

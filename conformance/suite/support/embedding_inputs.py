@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,9 +10,8 @@ from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.keyed_jagged import in_a_column, keyed_jagged_tensor
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of a program."""
+class Table(NamedTuple):
+    """A table of a program, as `collection` takes it."""
 
     name: str
     rows: int
@@ -30,9 +29,9 @@ class Batch:
 
     bags: dict[str, list[list[int]]]
     weights: dict[str, list[list[float]]]
-    #: Whether they are given as a KeyedJaggedTensor, not as a mapping.
+    #: Whether the input is a KeyedJaggedTensor, not a mapping.
     keyed: bool
-    #: The weights as given, which need a gradient, and exactly.
+    #: The weights of the input if they need a gradient, and the same weights in float64.
     given: dict[str, torch.Tensor] = field(default_factory=dict)
     exact: dict[str, torch.Tensor] = field(default_factory=dict)
 

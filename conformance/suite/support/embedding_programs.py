@@ -1,10 +1,9 @@
-"""Random programs of an embedding module, and what they do to each of its tables alone.
+"""Programs of an embedding module, compared with modules that have only one of its tables.
 
-A program is a list of operations in random order: lookups, reads, backward passes, changes of options, frozen
-tables, loads and copies. The tested module runs it with all tables together. For each table a plain module of
-the same implementation has only this table and one feature, and gets the sum of the gradients of each row
-that was looked up. This sum is exact: weights, gradients and lengths of bags are small dyadic numbers, so
-that no order of additions has a rounding error.
+The operations are lookups, reads, backward passes, changes of options, frozen tables, loads and copies. The
+tested module has several tables. For each of them, another module of the implementation has only this table
+and one feature, and looks up each row once, with the sum of the row's gradients. This sum is exact: weights,
+gradients and lengths of bags are small dyadic numbers, so no order of additions has a rounding error.
 """
 
 import contextlib
@@ -20,19 +19,20 @@ import torch
 from keyedopt.conformance.suite.support.assertions import exactly, expect, expect_raises
 from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import as_tensor, the_device
-from keyedopt.conformance.suite.support.embedding import MADE, _filled, tables_of
+from keyedopt.conformance.suite.support.embedding import _filled, collection, jagged, tables_of
 from keyedopt.conformance.suite.support.embedding_inputs import Batch, Table, values_of
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.keyed_jagged import has_keyed_jagged_tensors
-from keyedopt.conformance.suite.support.programs import FIRST_RATE, RATES_LATER, Program
+from keyedopt.conformance.suite.support.programs import FIRST_LR, OTHER_LRS, Program
 
 POOLED, SEQUENCE = "EmbeddingBagCollection", "EmbeddingCollection"
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 33, 64)
 ROW_COUNTS = (1, 2, 3, 7, 30)
-#: Lengths of bags; a mean divides by them without rounding.
+#: Lengths of bags: powers of 2, by which a mean divides without rounding.
 LENGTHS = (0, 1, 1, 2, 4)
+#: Weights of lookups, and gradients of outputs.
 FACTORS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
-#: Operations, and how often each occurs.
+#: The operations, each with its relative frequency.
 OPERATIONS = {
     "train": 6,
     "look up": 3,
@@ -56,7 +56,7 @@ class Pending:
     loss: torch.Tensor
     grads: dict[str, torch.Tensor]
     rows: dict[str, set[int]]
-    #: The weights that need a gradient, and the exact gradient of each.
+    #: The name of a feature, its weights, which need a gradient, and their exact gradient.
     weights: list[tuple[str, torch.Tensor, torch.Tensor]]
 
 
@@ -66,52 +66,47 @@ def _grad_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class SavedTables:
-    """A checkpoint, and what had happened to each table."""
+    """A checkpoint, with the history and the learning rate of each table."""
 
     module: Any
     optimizer: Any
     history: dict[str, list[Any]]
-    rates: dict[str, float]
+    lrs: dict[str, float]
 
 
 @dataclass
-class TableAlone:
-    """A table in a module of its own, which gets the gradient of each row."""
+class OneTable:
+    """A module with only one table, which looks up each row once."""
 
     module: Any
     history: list[Any] = field(default_factory=list)
 
-    def apply(self, *event: Any) -> None:
-        """Train, or scale the table, and remember it."""
-        self.history.append(event)
-        what, *given = event
-        table = next(iter(tables_of(self.module).values()))
-        if what == "scale":
-            with torch.no_grad():
-                table.mul_(given[0])
-            return
-        rate, rows, grads = given
+    def scale(self, factor: float) -> None:
+        """Multiply the table in place."""
+        self.history.append((OneTable.scale, factor))
+        with torch.no_grad():
+            next(iter(tables_of(self.module).values())).mul_(factor)
+
+    def train(self, lr: float, rows: list[int], grads: torch.Tensor) -> None:
+        """Take a step on rows with these gradients."""
+        self.history.append((OneTable.train, lr, rows, grads))
         for group in self.module.fused_optimizer.param_groups:
-            group["lr"] = rate
-        places = list(range(len(rows) + 1)) if rows else [0, 0]
-        features = {
-            "alone": tuple(torch.tensor(one, dtype=torch.int64).to(the_device()) for one in (rows, places))
-        }
-        output = values_of(self.module(features)["alone"])
+            group["lr"] = lr
+        output = values_of(self.module(jagged({"f": [[row] for row in rows] or [[]]}))["f"])
         grads = grads if rows else torch.zeros(output.shape)
         (output * as_tensor(grads).to(output.dtype)).sum().backward()
 
 
 class EmbeddingProgram(Program):
-    """Run a random program on a module of an implementation, and compare after each operation.
+    """A program of an embedding module.
 
     Args:
         impl: the public names of the implementation.
-        optimizers: the class and the options, other than ``lr``, of each table in turn. If there are several,
-            they are applied to the tables of a module without an optimizer.
-        without: operations that are left out.
-        seed: chooses the tables and the operations.
+        optimizers: the class and the options, other than ``lr``, of each table in turn. Several optimizers
+            are applied to the tables of a module without an optimizer.
+        seed: determines the tables and the operations.
         dtype: of the tables.
+        without: operations that the program does not have.
     """
 
     def __init__(
@@ -122,24 +117,24 @@ class EmbeddingProgram(Program):
         dtype: str,
         without: Collection[str] = (),
     ) -> None:
-        MADE[0] = True
         operations = {name: often for name, often in OPERATIONS.items() if name not in without}
         super().__init__(operations, seed, dtype)
-        self._impl = impl
+        self._impl, self._accepts_keyed = impl, has_keyed_jagged_tensors(impl)
+        self._of = dtype
         self._kind = self.choose.choice((POOLED, POOLED, POOLED, SEQUENCE))
         self._weighted = self._kind == POOLED and self.choose.random() < 0.4
         self._optimizers = optimizers
         self._tables = self._draw_tables()
-        self._alone = {table.name: TableAlone(self._make_alone(table)) for table in self._tables}
+        self._each = {table.name: self._make_one(table) for table in self._tables}
         self._pending: list[Pending] = []
         self._saved: SavedTables | None = None
         self.done.append("; ".join(map(str, self._tables)) + (", weighted" if self._weighted else ""))
-        self._start(self._make(self._tables))
+        self._start()
 
-    def _start(self, module: Any) -> None:
-        """Go on with a new module."""
-        self._module, self._wrapper, self._clipping = module, None, ("", math.inf)
-        self._rates = dict.fromkeys(self._alone, FIRST_RATE)
+    def _start(self) -> None:
+        """Continue with a new module."""
+        self._module, self._wrapper, self._clipping = self._make(), None, ("", math.inf)
+        self._lrs = dict.fromkeys(self._each, FIRST_LR)
         self._frozen = set[str]()
 
     # --- modules ------------------------------------------------------------------------------------
@@ -158,49 +153,35 @@ class EmbeddingProgram(Program):
                 )
             )
         if len(tables) > 1 and choose.random() < 0.25 and not self._impl.lacks(f"{POOLED}.shared_features"):
-            first, second = tables[0], tables[1]
-            tables[1] = Table(
-                second.name, second.rows, second.width, (*second.features, first.features[0]), second.pooling
-            )
+            tables[1] = tables[1]._replace(features=(*tables[1].features, tables[0].features[0]))
         return tables
 
-    def _make(self, tables: Sequence[Table], weighted: bool | None = None) -> Any:
-        config = getattr(self._impl, self._kind.replace("Collection", "Config"))
-        configs = []
-        for seed, table in enumerate(tables):
-            more = {} if self._kind == SEQUENCE else {"pooling": self._impl.PoolingType[table.pooling]}
-            configs.append(
-                config(
-                    num_embeddings=table.rows,
-                    embedding_dim=table.width,
-                    name=table.name,
-                    feature_names=list(table.features),
-                    data_type=self.dtype,
-                    init_fn=_filled(seed),
-                    **more,
-                )
-            )
-        kinds = [self._optimizers[seed % len(self._optimizers)] for seed in range(len(tables))]
-        chosen = [
-            unwrapped(getattr(self._impl, name), {"lr": FIRST_RATE, **options}) for name, options in kinds
-        ]
-        given = {"is_weighted": self._weighted if weighted is None else weighted, "device": the_device()}
-        if all(kind == kinds[0] for kind in kinds):
-            return getattr(self._impl, self._kind)(configs, *chosen[0], **given)
-        module = getattr(self._impl, self._kind)(configs, **given)
+    def _optimizer_of(self, table: Table) -> tuple[str, dict[str, Any]]:
+        name, options = self._optimizers[self._tables.index(table) % len(self._optimizers)]
+        return name, {"lr": FIRST_LR, **options}
+
+    def _make(self) -> Any:
+        """Make the module with all tables."""
+        more: Any = {"tables": self._tables, "kind": self._kind, "weighted": self._weighted}
+        more["dtype"] = self._of
+        if len(self._optimizers) == 1:
+            return collection(self._impl, *self._optimizer_of(self._tables[0]), **more)
+        module = collection(self._impl, None, **more)
         weights = {key.split(".")[-2]: weight for key, weight in module.named_parameters()}
-        for table, (kind, options) in zip(tables, chosen, strict=True):
+        for table in self._tables:
+            name, options = self._optimizer_of(table)
+            kind, options = unwrapped(getattr(self._impl, name), options)
             apply_in_backward(self._impl, kind, [weights[table.name]], options)
         return module
 
-    def _make_alone(self, table: Table) -> Any:
-        pooling = "SUM" if self._kind == POOLED else "NONE"
-        index, outside = self._tables.index(table), self._optimizers
-        self._optimizers = [outside[index % len(outside)]]
-        module = self._make([Table(table.name, table.rows, table.width, ("alone",), pooling)], weighted=False)
-        self._optimizers = outside
-        _filled(index)(tables_of(module)[table.name])
-        return module
+    def _make_one(self, table: Table) -> OneTable:
+        """Make a module with only this table, whose rows it does not weigh or divide."""
+        alone = [table._replace(features=("f",), pooling="SUM")]
+        module = collection(
+            self._impl, *self._optimizer_of(table), tables=alone, kind=self._kind, dtype=self._of
+        )
+        _filled(self._tables.index(table))(tables_of(module)[table.name])
+        return OneTable(module)
 
     def _features(self) -> list[str]:
         return list(dict.fromkeys(feature for table in self._tables for feature in table.features))
@@ -220,24 +201,20 @@ class EmbeddingProgram(Program):
             lengths = [choose.choice(LENGTHS) for _ in range(size)]
             bags[feature] = [[choose.randrange(rows) for _ in range(length)] for length in lengths]
             weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in lengths]
-        keyed = choose.random() < 0.5 and has_keyed_jagged_tensors(self._impl)
+        keyed = choose.random() < 0.5 and self._accepts_keyed
         return Batch(bags, weights, keyed)
 
     def _expected(self, batch: Batch, table: Table, feature: str, weight: torch.Tensor) -> torch.Tensor:
         """Return the output of a feature of a table."""
-        outputs = []
-        first = 0
+        outputs, first = [], 0
         for rows in batch.bags[feature]:
             found = weight[torch.tensor(rows, dtype=torch.int64)]
             if self._weighted:
                 found = found * batch.exact[feature][first : first + len(rows), None]
             first += len(rows)
-            if self._kind == SEQUENCE:
-                outputs.append(found)
-            else:
-                outputs.append(
-                    found.sum(0, keepdim=True) / (len(rows) or 1 if table.pooling == "MEAN" else 1)
-                )
+            if self._kind == POOLED:
+                found = found.sum(0, keepdim=True) / (max(1, len(rows)) if table.pooling == "MEAN" else 1)
+            outputs.append(found)
         return torch.cat(outputs)
 
     def _look(self, batch: Batch, module: Any, learn: bool = False) -> dict[str, torch.Tensor]:
@@ -246,7 +223,7 @@ class EmbeddingProgram(Program):
         return {name: values_of(outputs[name]) for name in names}
 
     def _look_up(self) -> None:
-        """Look up, and keep a loss of some or all tables."""
+        """Look up, and store a loss that depends on some or all tables."""
         batch, tables = self._draw_batch(), self._tables
         learn = self._weighted and self.choose.random() < 0.25
         outputs = self._look(batch, self._module, learn)
@@ -296,7 +273,7 @@ class EmbeddingProgram(Program):
         for name, given, exact in (one for each in now for one in each.weights):
             self.expect_close(_grad_of(given), exact, f"the gradient of the weights of {name}")
         updates = {}
-        for name in self._alone:
+        for name in self._each:
             parts = [one for one in now if name in one.rows]
             if parts and name not in self._frozen:
                 rows = sorted(set[int]().union(*(one.rows[name] for one in parts)))
@@ -306,7 +283,7 @@ class EmbeddingProgram(Program):
         for name, (rows, grads) in updates.items():
             if kind == "NORM":
                 grads = grads * min(1.0, bound / (norm + 1e-6))
-            self._alone[name].apply("train", self._rates[name], rows, grads.clamp(-bound, bound))
+            self._each[name].train(self._lrs[name], rows, grads.clamp(-bound, bound))
 
     def _read(self) -> None:
         """Look up without training."""
@@ -329,13 +306,13 @@ class EmbeddingProgram(Program):
     def _set_the_learning_rate(self) -> None:
         """Set it in all groups of the optimizer, also between a lookup and its backward pass."""
         for group in self._module.fused_optimizer.param_groups:
-            rate = self.choose.choice(RATES_LATER)
+            lr = self.choose.choice(OTHER_LRS)
             in_tensor = self.choose.random() < 0.25 and not self._impl.lacks(f"{POOLED}.tensor_rate")
-            group["lr"] = torch.tensor(rate) if in_tensor else rate
+            group["lr"] = torch.tensor(lr) if in_tensor else lr
             for name, table in tables_of(self._module).items():
                 if any(param is table for param in group["params"]):
-                    self._rates[name] = rate
-                    self.note(f"{rate} of {name}")
+                    self._lrs[name] = lr
+                    self.note(f"{lr} of {name}")
 
     def _clip(self) -> None:
         """Clip the gradients of all tables from now on, which may be refused."""
@@ -350,19 +327,19 @@ class EmbeddingProgram(Program):
             self._clipping = kind, bound
 
     def _freeze(self) -> None:
-        """Freeze a table, or train it again."""
+        """Freeze a table, or unfreeze it."""
         if self._pending or self._impl.lacks(f"{POOLED}.frozen_tables"):
             return
         name = self.choose.choice(self._tables).name
         self._frozen ^= {name}
-        self.note(f"{name}: {name in self._frozen}")
+        self.note(name if name in self._frozen else f"{name} no longer")
         tables_of(self._module)[name].requires_grad_(name not in self._frozen)
 
     def _save(self) -> None:
         """Make a checkpoint."""
         module, optimizer = self._module.state_dict(), self._module.fused_optimizer.state_dict()
-        history = {name: list(alone.history) for name, alone in self._alone.items()}
-        self._saved = SavedTables(copy.deepcopy(module), copy.deepcopy(optimizer), history, dict(self._rates))
+        history = {name: list(one.history) for name, one in self._each.items()}
+        self._saved = SavedTables(copy.deepcopy(module), copy.deepcopy(optimizer), history, dict(self._lrs))
 
     def _load(self) -> None:
         """Load the checkpoint into this module or a new one."""
@@ -370,25 +347,25 @@ class EmbeddingProgram(Program):
             return
         if self.choose.random() < 0.5:
             self.note("into a new module")
-            self._start(self._make(self._tables))
+            self._start()
         self._module.load_state_dict(copy.deepcopy(self._saved.module))
         self._module.fused_optimizer.load_state_dict(copy.deepcopy(self._saved.optimizer))
         if "param_groups" in self._saved.optimizer:
-            self._rates = dict(self._saved.rates)
+            self._lrs = dict(self._saved.lrs)
         for table in self._tables:
-            self._alone[table.name] = alone = TableAlone(self._make_alone(table))
-            for event in self._saved.history[table.name]:
-                alone.apply(*event)
+            self._each[table.name] = one = self._make_one(table)
+            for operation, *arguments in self._saved.history[table.name]:
+                operation(one, *arguments)
 
     def _copy(self) -> None:
-        """Copy the module, and train on with one of the two after the other has been trained."""
+        """Copy the module, train the copy or the original, and continue with the other one."""
         if self._pending:
             return
         how = self.choose.choice(("deepcopy", "pickle"))
         whole = self._module, self._wrapper
         made = copy.deepcopy(whole) if how == "deepcopy" else pickle.loads(pickle.dumps(whole))
         (kept, self._wrapper), (left, _) = self.choose.sample((whole, made), 2)
-        self.note(f"by {how}, train the {'copy' if kept is made[0] else 'original'}")
+        self.note(f"by {how}, continue with the {'copy' if kept is made[0] else 'original'}")
         outputs = self._look(self._draw_batch(), left)
         total = torch.stack([output.sum() for output in outputs.values()]).sum()
         if total.requires_grad:
@@ -401,7 +378,7 @@ class EmbeddingProgram(Program):
         self.note(name)
         with torch.no_grad():
             tables_of(self._module)[name].mul_(0.5)
-        self._alone[name].apply("scale", 0.5)
+        self._each[name].scale(0.5)
 
     def _step_and_zero_grad(self) -> None:
         """Change nothing."""
@@ -422,16 +399,17 @@ class EmbeddingProgram(Program):
     # --- comparison ---------------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Expect tables, state and options as each table alone has them."""
+        """Expect the tables, their state and learning rates as in the modules with one table."""
         state = self._module.fused_optimizer.state_dict()["state"]
-        for name, alone in self._alone.items():
-            self.expect_close(tables_of(self._module)[name], tables_of(alone.module)[name], f"table {name}")
-            wanted = alone.module.fused_optimizer.state_dict()["state"]
-            for key, entry in wanted.items():
-                for entry_name, value in entry.items():
-                    if isinstance(value, torch.Tensor) and key in state:
-                        self.expect_close(state[key][entry_name], value, f"state {entry_name}")
+        for name, one in self._each.items():
+            self.expect_close(tables_of(self._module)[name], tables_of(one.module)[name], f"table {name}")
+            for key, entries in one.module.fused_optimizer.state_dict()["state"].items():
+                expect(key in state, f"state of {key}", list(state))
+                for entry, value in entries.items():
+                    if isinstance(value, torch.Tensor):
+                        self.expect_close(state[key][entry], value, f"state {entry}")
         for group in self._module.fused_optimizer.param_groups:
             for name, table in tables_of(self._module).items():
                 if any(param is table for param in group["params"]):
-                    expect(float(group["lr"]) == self._rates[name], f"lr of table {name}", group["lr"])
+                    wanted = self._lrs[name]
+                    expect(float(group["lr"]) == wanted, f"lr {wanted} of table {name}", group["lr"])

@@ -31,7 +31,7 @@ JAGGED_FORMS: dict[str, tuple[Sequence[str], str, Callable[[torch.Tensor], torch
 
 
 def has_keyed_jagged_tensors(impl: Any) -> bool:
-    """Return whether the target accepts them, and torchrec can be imported to make them."""
+    """Return whether the target accepts a KeyedJaggedTensor, and torchrec can be imported to make it."""
     try:
         import torchrec.sparse.jagged_tensor  # noqa: F401
     except ImportError:

@@ -1,8 +1,8 @@
-"""Random programs of nested keyed optimizers, and what they do to each parameter by itself.
+"""Programs of nested keyed optimizers, compared with optimizers that have only one of the parameters.
 
 The tested optimizer is a tree: keyed optimizers, wrappers, clipping and warmup around them, and combinations.
-For each parameter a plain optimizer of the same class has only this parameter, and gets its gradient as the
-clipping around it leaves it, and the learning rate of the warmup around it.
+For each parameter, a plain optimizer of the same class has only this parameter. It gets the gradient after
+the clipping, and the learning rate of the warmup, that are around the parameter in the tree.
 """
 
 import copy
@@ -15,23 +15,21 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import exactly, expect
+from keyedopt.conformance.suite.support.assertions import expect, expect_equal
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.inputs import _numbers, warmup_stages
-from keyedopt.conformance.suite.support.programs import FIRST_RATE, RATES_LATER, Program
+from keyedopt.conformance.suite.support.programs import FIRST_LR, OTHER_LRS, Program
 
-#: The learning rate of a warmup, before its stages.
-WARM = 0.5
-#: The stage of each warmup, and the factor of each iteration.
+#: The learning rate that a warmup multiplies.
+WARMUP_LR = 0.5
+#: The stage of each warmup, and its multiplier in each iteration: value + (1 − value) · i / max_iters.
 STAGE = {"policy": "LINEAR", "max_iters": 16, "value": 0.25}
 RAMP = tuple(0.25 + 0.75 * iteration / 16 for iteration in range(17))
 SHAPES_OF_PARAMETERS = ((3,), (2, 3), (5, 4), (1,), (17, 33), (1100,))
 
-#: What may be in a program beside keyed optimizers, wrappers, combinations and dense gradients.
-PARTS = ("clipping", "warmup", "closures", "copies", "missing gradients", "sparse gradients")
-#: The operations that only programs with a part have.
+#: The operation that only programs with this part have.
 OPERATION_OF = {"closures": "step with a closure", "copies": "copy"}
-#: All operations, and how often they occur.
+#: The operations, each with its relative frequency.
 ALL = {
     "step": 6,
     "step with a closure": 2,
@@ -84,50 +82,52 @@ class Node:
 
 
 @dataclass
-class ParameterAlone:
-    """A parameter with an optimizer of its own."""
+class OneParameter:
+    """An optimizer with only one parameter."""
 
     make: Make
     param: torch.nn.Parameter
-    rate: float = FIRST_RATE
+    lr: float = FIRST_LR
     history: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.optimizer = self.make([self.param])
 
-    def apply(self, *event: Any) -> None:
-        """Train, or scale the parameter, and remember it."""
-        self.history.append(event)
-        what, *given = event
-        if what == "scale":
-            with torch.no_grad():
-                self.param.mul_(given[0])
-            return
-        self.optimizer.param_groups[0]["lr"], self.param.grad = given[0], given[1].clone()
+    def scale(self, factor: float) -> None:
+        """Multiply the parameter in place."""
+        self.history.append((OneParameter.scale, factor))
+        with torch.no_grad():
+            self.param.mul_(factor)
+
+    def step(self, lr: float, grad: torch.Tensor) -> None:
+        """Take a step with a learning rate and a gradient."""
+        self.history.append((OneParameter.step, lr, grad))
+        self.optimizer.param_groups[0]["lr"], self.param.grad = lr, grad.clone()
         self.optimizer.step()
         self.param.grad = None
 
 
 @dataclass
 class SavedOptimizers:
-    """A checkpoint, and what had happened to each parameter."""
+    """A checkpoint, with the history and the learning rate of each parameter, and the warmups' iterations."""
 
     values: dict[str, torch.Tensor]
     state: Any
     history: dict[str, list[Any]]
-    rates: dict[str, float]
+    lrs: dict[str, float]
     iterations: list[int]
 
 
 class OptimizerProgram(Program):
-    """Run a random program on a tree of optimizers of an implementation.
+    """A program of a tree of optimizers.
 
     Args:
         impl: the public names of the implementation.
-        make: makes the inner optimizers with the learning rate `FIRST_RATE`.
-        seed: chooses the tree, the parameters and the operations.
+        make: makes the inner optimizers with the learning rate `FIRST_LR`.
+        seed: determines the tree, the parameters and the operations.
         dtype: of the parameters.
-        parts: what is in it beside keyed optimizers, wrappers and combinations, of `PARTS`.
+        parts: what the program has beside keyed optimizers, wrappers, combinations and dense gradients:
+            "clipping", "warmup", "closures", "copies", "missing gradients" and "sparse gradients".
         shapes: of parameters.
     """
 
@@ -148,8 +148,7 @@ class OptimizerProgram(Program):
         self._shapes = {f"p{index}": self.choose.choice(shapes) for index in range(count)}
         self._saves_groups = self.choose.random() < 0.5
         self._tree = self._draw(list(self._shapes), depth=2, warm=True)
-        self._sizes = {name: self.choose.choice((1, 1, 2)) for name in self._shapes}
-        self._alone = {name: ParameterAlone(make, self._new_param(name)) for name in self._shapes}
+        self._each = {name: OneParameter(make, self._new_param(name)) for name in self._shapes}
         self._saved: SavedOptimizers | None = None
         self.done.append(str(self._tree) + (", groups are saved" if self._saves_groups else ""))
         self._start()
@@ -157,7 +156,7 @@ class OptimizerProgram(Program):
     # --- the tree -----------------------------------------------------------------------------------
 
     def _draw(self, names: list[str], depth: int, warm: bool) -> Node:
-        """Draw an optimizer of parameters; one with a warmup around it has none inside."""
+        """Draw an optimizer of parameters; ``warm`` is whether it may have a warmup inside."""
         kinds = ["keyed"] * (depth < 2) + ["wrapper"] * (depth > 0)
         if depth and "clipping" in self._parts:
             kinds += ["NORM", "VALUE"]
@@ -168,8 +167,8 @@ class OptimizerProgram(Program):
             return Node(kind, [], names)
         if kind == "combined":
             cut = self.choose.randrange(1, len(names))
-            halves = [names[:cut], names[cut:]]
-            parts = [(key, self._draw(half, 1, warm)) for key, half in zip("ab", halves, strict=True)]
+            shares = {"a": names[:cut], "b": names[cut:]}
+            parts = [(key, self._draw(share, 1, warm)) for key, share in shares.items()]
             made = Node(kind, parts, names)
             return made if self.choose.random() < 0.5 else self._around(made)
         return self._around(self._draw(names, depth - 1, warm and kind != "warmup"), kind)
@@ -180,9 +179,9 @@ class OptimizerProgram(Program):
         bound = self.choose.choice((0.25, 0.5, 2.0)) if kind in ("NORM", "VALUE") else 0.0
         return Node(kind, [("", inner)], inner.params, bound)
 
-    def _build(self, node: Node, place: str = "w") -> Any:
+    def _build(self, node: Node) -> Any:
         """Make the implementation's optimizer."""
-        parts = [(key, self._build(part, f"{place}{key}0")) for key, part in node.parts]
+        parts = [(key, self._build(part)) for key, part in node.parts]
         if node.kind == "keyed":
             params = {name: self._params[name] for name in node.params}
             return self._impl.KeyedOptimizerWrapper(params, self._make_groups)
@@ -192,12 +191,11 @@ class OptimizerProgram(Program):
         if node.kind == "wrapper":
             return self._impl.OptimizerWrapper(inner)
         if node.kind == "warmup":
-            stages = warmup_stages(self._impl, [STAGE])
-            return self._impl.WarmupOptimizer(inner, stages, lr=WARM, param_name=f"__{place}")
+            return self._impl.WarmupOptimizer(inner, warmup_stages(self._impl, [STAGE]), lr=WARMUP_LR)
         return self._impl.GradientClippingOptimizer(inner, self._impl.GradientClipping[node.kind], node.bound)
 
     def _make_groups(self, params: Any) -> Any:
-        """Make an inner optimizer with a group for each two parameters."""
+        """Make an inner optimizer with two parameters in each group."""
         listed = list(params)
         return self._make([{"params": listed[first : first + 2]} for first in range(0, len(listed), 2)])
 
@@ -206,23 +204,24 @@ class OptimizerProgram(Program):
         return torch.nn.Parameter(_numbers(self._shapes[name], seed).to(the_device(), self.dtype))
 
     def _start(self) -> None:
-        """Go on with new parameters and a new optimizer."""
+        """Continue with new parameters and optimizers."""
         self._params = {name: self._new_param(name) for name in self._shapes}
         self._optimizer = self._build(self._tree)
         self._optimizer.save_param_groups(self._saves_groups)
         for node in self._tree.nodes():
             node.iteration = 0
-        self._set_rates(FIRST_RATE)
+        for one in self._each.values():
+            one.lr = FIRST_LR
+        self._warm_up()
 
-    def _set_rates(self, rate: float | None) -> None:
-        """Note the learning rates: a given one, and that of each warmup."""
-        warmed = {name: one for one in self._tree.nodes() if one.kind == "warmup" for name in one.params}
-        for name, alone in self._alone.items():
-            if name in warmed:
-                iteration = warmed[name].iteration
-                alone.rate = WARM * (RAMP[iteration] if iteration < len(RAMP) else 1.0)
-            elif rate is not None:
-                alone.rate = rate
+    def _warmed(self) -> dict[str, Node]:
+        """Return the warmup around each parameter that has one."""
+        return {name: one for one in self._tree.nodes() if one.kind == "warmup" for name in one.params}
+
+    def _warm_up(self) -> None:
+        """Set the learning rates that the warmups set in their present iterations."""
+        for name, warmup in self._warmed().items():
+            self._each[name].lr = WARMUP_LR * RAMP[min(warmup.iteration, len(RAMP) - 1)]
 
     # --- operations ---------------------------------------------------------------------------------
 
@@ -230,6 +229,7 @@ class OptimizerProgram(Program):
         """Draw a gradient for each parameter, or for some; in the first step for all."""
         some = self._saved is not None and "missing gradients" in self._parts
         names = [name for name in self._params if not some or self.choose.random() < 0.8]
+        self.note(f"on {', '.join(names)}" if len(names) < len(self._params) else "on all")
         return {name: self._gradient(self._shapes[name]) for name in names}
 
     def _gradient(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -245,7 +245,7 @@ class OptimizerProgram(Program):
             param.grad = grads[name].clone().to(the_device()) if name in grads else None
 
     def _advance(self, grads: Mapping[str, torch.Tensor]) -> None:
-        """Take the step with each parameter by itself."""
+        """Take the same step in the optimizers with one parameter."""
         found = {name: grad if grad.is_sparse else grad.double() for name, grad in grads.items()}
         for node in self._tree.nodes():
             inside = {name: found[name] for name in node.params if name in found}
@@ -255,15 +255,14 @@ class OptimizerProgram(Program):
             if node.kind == "VALUE":
                 found |= {name: grad.clamp(-node.bound, node.bound) for name, grad in inside.items()}
         for name, grad in found.items():
-            alone = self._alone[name]
-            alone.apply("step", alone.rate, grad.to(the_device(), self.dtype))
+            one = self._each[name]
+            one.step(one.lr, grad.to(the_device(), self.dtype))
         for node in self._tree.nodes():
             node.iteration += 1
-        self._set_rates(None)
+        self._warm_up()
 
     def _step(self) -> None:
         grads = self._gradients()
-        self.note(f"on {', '.join(grads)}" if len(grads) < len(self._params) else "on all")
         self._set(grads)
         self._optimizer.step()
         self._advance(grads)
@@ -279,30 +278,29 @@ class OptimizerProgram(Program):
             self._set(grads)
             return torch.zeros(())
 
-        self.note(f"on {', '.join(grads)}" if len(grads) < len(self._params) else "on all")
         self._optimizer.step(closure)
         self._advance(grads)
 
     def _zero_grad(self) -> None:
-        """Set gradients to None, so that a step changes no parameter."""
+        """Set all gradients to None."""
         self._set(self._gradients())
         self._optimizer.zero_grad(set_to_none=True)
         for name, param in self._params.items():
             expect(param.grad is None, f"no gradient of {name}", param.grad)
 
     def _set_the_learning_rate(self) -> None:
-        """Set it in the groups that no warmup sets."""
-        warmed = {name for one in self._tree.nodes() if one.kind == "warmup" for name in one.params}
+        """Set the learning rate of each group that has no warmup around it."""
+        warmed = set(self._warmed())
         for group in self._optimizer.param_groups:
             inside = [n for n, param in self._params.items() if any(param is one for one in group["params"])]
             if inside and not warmed.intersection(inside):
-                group["lr"] = rate = self.choose.choice(RATES_LATER)
-                self.note(f"{rate} of {', '.join(inside)}")
+                group["lr"] = lr = self.choose.choice(OTHER_LRS)
+                self.note(f"{lr} of {', '.join(inside)}")
                 for name in inside:
-                    self._alone[name].rate = rate
+                    self._each[name].lr = lr
 
     def _save(self) -> None:
-        """Make a checkpoint, from the first step on, which gives each parameter its state."""
+        """Make a checkpoint; there is none before the first step, which creates the state."""
         if self._saved is not None:
             self._keep()
 
@@ -312,8 +310,8 @@ class OptimizerProgram(Program):
         self._saved = SavedOptimizers(
             {name: param.detach().clone() for name, param in self._params.items()},
             buffer.getvalue(),
-            {name: list(alone.history) for name, alone in self._alone.items()},
-            {name: alone.rate for name, alone in self._alone.items()},
+            {name: list(one.history) for name, one in self._each.items()},
+            {name: one.lr for name, one in self._each.items()},
             [node.iteration for node in self._tree.nodes()],
         )
 
@@ -321,8 +319,7 @@ class OptimizerProgram(Program):
         """Load the checkpoint into these optimizers, or into new ones."""
         if self._saved is None:
             return
-        new = self.choose.random() < 0.5
-        if new:
+        if self.choose.random() < 0.5:
             self.note("into new optimizers")
             self._start()
             self._optimizer.init_state()
@@ -332,19 +329,19 @@ class OptimizerProgram(Program):
         self._optimizer.load_state_dict(torch.load(io.BytesIO(self._saved.state), weights_only=False))
         for node, iteration in zip(self._tree.nodes(), self._saved.iterations, strict=True):
             node.iteration = iteration
-        for name, alone in list(self._alone.items()):
-            rate = self._saved.rates[name] if self._saves_groups else FIRST_RATE if new else alone.rate
-            self._alone[name] = made = ParameterAlone(self._make, self._new_param(name), rate)
-            for event in self._saved.history[name]:
-                made.apply(*event)
-        self._set_rates(None)
+        for name, before in list(self._each.items()):
+            lr = self._saved.lrs[name] if self._saves_groups else before.lr
+            self._each[name] = one = OneParameter(self._make, self._new_param(name), lr)
+            for operation, *arguments in self._saved.history[name]:
+                operation(one, *arguments)
+        self._warm_up()
 
     def _copy(self) -> None:
-        """Copy parameters and optimizers together, and go on with one after the other has taken a step."""
+        """Copy parameters and optimizers, step with the copy or the original, continue with the other one."""
         how, whole = self.choose.choice(("deepcopy", "pickle")), (self._params, self._optimizer)
         made = copy.deepcopy(whole) if how == "deepcopy" else pickle.loads(pickle.dumps(whole))
         kept, left = self.choose.sample((whole, made), 2)
-        self.note(f"by {how}, go on with the {'copy' if kept is made else 'original'}")
+        self.note(f"by {how}, continue with the {'copy' if kept is made else 'original'}")
         for index, param in enumerate(left[0].values()):
             param.grad = _numbers(param.shape, 1001 + index).to(the_device(), self.dtype)
         left[1].step()
@@ -356,21 +353,22 @@ class OptimizerProgram(Program):
         self.note(name)
         with torch.no_grad():
             self._params[name].mul_(0.5)
-        self._alone[name].apply("scale", 0.5)
+        self._each[name].scale(0.5)
 
     # --- comparison ---------------------------------------------------------------------------------
 
     def compare(self) -> None:
-        """Expect parameters, state and learning rates as each parameter has them by itself."""
+        """Expect parameters, state and learning rates as in the optimizers with one parameter."""
         state = self._optimizer.state_dict()["state"]
         for name, key in self._tree.keys().items():
-            alone = self._alone[name]
-            self.expect_close(self._params[name], alone.param, f"parameter {name}")
-            for entry, value in alone.optimizer.state.get(alone.param, {}).items():
+            one = self._each[name]
+            self.expect_close(self._params[name], one.param, f"parameter {name}")
+            expect_equal(key in state, one.param in one.optimizer.state, f"whether {key} has state")
+            for entry, value in one.optimizer.state.get(one.param, {}).items():
                 if isinstance(value, torch.Tensor):
                     self.expect_close(state[key][entry], value, f"{entry} of {key}")
         for group in self._optimizer.param_groups:
             for name, param in self._params.items():
                 if any(param is one for one in group["params"]):
-                    seen, wanted = exactly(group["lr"]), self._alone[name].rate
-                    expect(math.isclose(float(seen), wanted), f"lr of {name} == {wanted}", float(seen))
+                    seen, wanted = float(group["lr"]), self._each[name].lr
+                    expect(math.isclose(seen, wanted), f"lr of {name} == {wanted}", seen)
