@@ -125,10 +125,10 @@ class EmbeddingOptimizerBase(StateForms, abc.ABC):
 
         Args:
             clip: its ``apply`` is called with the gradients of all tables, each row once, to change in place.
-            inside: the earlier clips that stay in force, and are applied before `clip`; all others are
-                dropped.
+            inside: the earlier clips that stay in force, and are applied after `clip`, as the wrappers inside
+                clip after the outer one; all others are dropped.
         """
-        self._clips = [known for known in self._clips if known in inside] + [clip]
+        self._clips = [clip, *(known for known in self._clips if known in inside)]
         self.deferred.retain_requests(inside)
 
     def defer_updates(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:

@@ -192,6 +192,18 @@ def test_a_run_that_is_resumed_rounds_as_one_that_is_not(name, backend):
     assert all(torch.equal(one, two) for one, two in pairs) is (name in COUNTED)
 
 
+def test_each_deferred_step_rounds_by_other_draws():
+    module = make("native", "SGD", torch.bfloat16, rounding_seed=3)
+    dense = torch.nn.Parameter(torch.ones(3))
+    keyed = fused.KeyedOptimizerWrapper({"dense": dense}, lambda params: torch.optim.SGD(params, lr=0.1))
+    both = fused.CombinedOptimizer([("tables", module.fused_optimizer), ("dense", keyed)])
+    clipped = fused.GradientClippingOptimizer(both, fused.GradientClipping.NORM, 1e6)
+    for step in range(2):
+        train(module, [step])
+        clipped.step()
+        assert module.fused_optimizer.rounding_steps == step + 1
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_rounding_that_would_be_alike_in_every_replay_of_a_graph_is_refused(name, monkeypatch):
     module = make("torch", name, torch.bfloat16, rounding_seed=3)

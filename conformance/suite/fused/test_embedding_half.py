@@ -45,6 +45,20 @@ def test_long_bags(impl, dtype, pooling):
     expect_equal(seen.tolist(), [[1.0 if pooling == "MEAN" else MANY] * 4], f"{MANY} rows of ones, pooled")
 
 
+@pytest.mark.clause("FUSED-022")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("optimizer", ["SGD", None], ids=["fused", "plain"])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_weighted_rows(impl, optimizer, pooling, dtype):
+    """Rows are multiplied by their weights in float32 or wider, whatever the dtype of the table."""
+    module = collection(impl, optimizer, tables=ONE_TABLE, dtype=dtype, pooling=pooling, weighted=True)
+    weights = [1 / 3, -1 / 7, 5 / 3]
+    seen = module(jagged({"f": [[0, 3, 5]]}, {"f": [weights]}))["f"].detach()
+    rows = exactly(next(iter(module.parameters())))[[0, 3, 5]]
+    wanted = (rows * torch.tensor(weights)[:, None].double()).sum(0, keepdim=True)
+    expect_close(seen, wanted / 3 if pooling == "MEAN" else wanted, "the output", ulps=16)
+
+
 @pytest.mark.clause("FUSED-027")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_reading(impl, dtype):

@@ -1,9 +1,11 @@
 """Embedding modules: operations in a random order."""
 
+import contextlib
 from typing import Any
 
 import pytest
 
+from keyedopt.conformance.suite.support.deferred_programs import DeferredProgram, JointClippingError
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS
 from keyedopt.conformance.suite.support.embedding_programs import EmbeddingProgram
 
@@ -43,3 +45,15 @@ def test_programs_with_windows(impl: Any, optimizer: str, seed: int) -> None:
     """The same holds for optimizers that accumulate gradients: each table has its own window."""
     options = {"use_accumulate": True, "accumulate_step": 2}
     EmbeddingProgram(impl, [(optimizer, options)], seed, "float32", without=["clip"]).run(24)
+
+
+@pytest.mark.clause("FUSED-081", "FUSED-107")
+@pytest.mark.plain_only("it has wrappers of its own")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
+@pytest.mark.needs("CombinedOptimizer", "KeyedOptimizerWrapper")
+@pytest.mark.needs("GradientClippingOptimizer", "GradientClipping")
+@pytest.mark.parametrize(("seed", "optimizer"), enumerate(["SGD", "RowWiseAdagrad", "Adagrad", "Adam"]))
+def test_programs_with_joint_clipping(impl: Any, optimizer: str, seed: int) -> None:
+    """The same holds for updates that a joint norm with a dense parameter defers to the step."""
+    with contextlib.suppress(JointClippingError):
+        DeferredProgram(impl, [(optimizer, OF_PROGRAMS.get(optimizer, {}))], seed, "float32").run(24)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.algorithms import need_dtype
 from keyedopt.conformance.suite.support.assertions import (
     exactly,
     expect,
@@ -162,21 +163,24 @@ WEIGHTS = {"f": [[0.5, 2.0, -1.0], [], [3.0]], "g": [[1.0, -2.0], [0.25], [1.5]]
 @pytest.mark.needs("EmbeddingBagCollection", "SGD", "EmbeddingBagCollection.initial_values")
 @pytest.mark.parametrize("poolings", [("SUM", "MEAN"), ("MEAN", "SUM")])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("trained", ["fused", "plain"])
+@pytest.mark.parametrize("trained", ["fused", "plain", "fused in float64"])
 def test_unlike_poolings(impl: Any, trained: str, weighted: bool, poolings: tuple[str, str]) -> None:
     """Tables of one module each pool in their own way, with their own weights, forward and backward."""
+    dtype = "float64" if trained == "fused in float64" else "float32"
+    need_dtype(impl, "EmbeddingBagCollection", dtype)
     configs = [
         impl.EmbeddingBagConfig(
             num_embeddings=4,
             embedding_dim=2,
             name=name,
             feature_names=[feature],
+            data_type=getattr(torch, dtype),
             pooling=impl.PoolingType[pooling],
             init_fn=lambda weight, seed=seed: weight.data.copy_(parameter(4, 2, seed=seed).data),
         )
         for seed, (name, feature, pooling) in enumerate(zip("tu", "fg", poolings, strict=True))
     ]
-    optimizer = unwrapped(impl.SGD, {"lr": 1.0}) if trained == "fused" else (None, None)
+    optimizer = unwrapped(impl.SGD, {"lr": 1.0}) if trained != "plain" else (None, None)
     module = impl.EmbeddingBagCollection(configs, *optimizer, is_weighted=weighted, device=the_device())
     exact = [on_host(parameter(4, 2, seed=seed)).double().requires_grad_() for seed in range(2)]
     outputs = module(jagged(UNLIKE, WEIGHTS if weighted else None))
@@ -194,6 +198,6 @@ def test_unlike_poolings(impl: Any, trained: str, weighted: bool, poolings: tupl
     sum((output * grads).sum() for output in outputs.values()).backward()
     for name, seed, table in zip("tu", range(2), exact, strict=True):
         weight = module.embedding_bags[name].weight
-        found = parameter(4, 2, seed=seed) - weight if trained == "fused" else weight.grad.to_dense()
+        found = weight.grad.to_dense() if trained == "plain" else parameter(4, 2, seed=seed) - weight
         given: Any = table.grad
         expect_near(found, given, f"the gradient of table {name}")

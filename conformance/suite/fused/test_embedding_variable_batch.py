@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.algorithms import need_dtype
 from keyedopt.conformance.suite.support.assertions import (
     expect_bits,
     expect_close,
     expect_equal,
 )
-from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import collection, jagged, tables_of
 from keyedopt.conformance.suite.support.keyed_jagged import (
     KEYED_JAGGED,
     keyed_jagged_tensor,
     weighted_backward,
+    with_inverse_indices,
 )
 from keyedopt.conformance.suite.support.late_errors import expect_lookup_error
 
@@ -43,16 +44,7 @@ def variable(
     """Return bags as a KeyedJaggedTensor; `rows` are its inverse indices, in the order of their own keys."""
     features = jagged(bags, weights)
     plain = keyed_jagged_tensor({key: features[key] for key in keys}, "offsets", keys)
-    counts = [len(bags[key]) for key in keys]
-    inverse = None if rows is None else (list(rows), tensor([list(one) for one in rows.values()]).long())
-    return type(plain)(
-        list(keys),
-        plain.values(),
-        plain.weights_or_none(),
-        offsets=plain.offsets(),
-        stride_per_key_per_rank=None if len(set(counts)) == 1 else [[count] for count in counts],
-        inverse_indices=inverse,
-    )
+    return with_inverse_indices(plain, [len(bags[key]) for key in keys], rows)
 
 
 def expanded(of: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,8 +57,8 @@ def expect_same(module: Any, other: Any, names: Sequence[str], features: Any, wa
     for step in range(2):
         found, outputs = module(features), other(wanted)
         expect_equal(list(found.keys()), list(names), "keys of the output")
-        joined = torch.cat([outputs[name] for name in names], dim=1)
-        expect_close(found.values().detach(), joined, "values of the output", ulps=16)
+        joined = torch.cat([outputs[name].float() for name in names], dim=1)
+        expect_close(found.values().detach().float(), joined, "values of the output", ulps=16)
         weighted_backward(found, names, step)
         weighted_backward(outputs, names, step)
     for name, table in tables_of(other).items():
@@ -94,6 +86,20 @@ def test_a_feature_of_several_tables(impl):
     rows = {key: ROWS[key] for key in ("h", "g", "f")}
     made = (collection(impl, tables=tables) for _ in range(2))
     expect_same(*made, ("f@t", "g", "f@u", "h"), variable(UNLIKE_BAGS, rows), jagged(expanded(UNLIKE_BAGS)))
+
+
+@pytest.mark.clause("FUSED-102")
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
+def test_tables_of_unlike_dtypes(impl):
+    """Outputs are in the order of the tables, also if the first and the last have the same dtype."""
+    need_dtype(impl, "EmbeddingBagCollection", "float64")
+    dtypes = {"f": "float32", "g": "float64", "h": "float32"}
+    tables = [
+        (f"table_{key}", 6, width, (key,), "SUM", dtypes[key])
+        for key, width in zip("fgh", (4, 8, 4), strict=True)
+    ]
+    made = (collection(impl, tables=tables) for _ in range(2))
+    expect_same(*made, ("f", "g", "h"), variable(UNLIKE_BAGS, ROWS), jagged(expanded(UNLIKE_BAGS)))
 
 
 @pytest.mark.clause("FUSED-102")

@@ -55,7 +55,7 @@ def collection(
 ) -> Any:
     """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given.
 
-    A table that is listed with a fifth item has this pooling.
+    A table that is listed with a fifth and a sixth item has this pooling and dtype.
     """
     MADE[0], bags = True, kind == "EmbeddingBagCollection"
     config = impl.EmbeddingBagConfig if bags else impl.EmbeddingConfig
@@ -65,9 +65,9 @@ def collection(
             embedding_dim=width,
             name=name,
             feature_names=list(features),
-            data_type=getattr(torch, dtype),
+            data_type=getattr(torch, own[1] if own[1:] else dtype),
             init_fn=_filled(seed),
-            **({"pooling": impl.PoolingType[(*own, pooling)[0]]} if bags else {}),
+            **({"pooling": impl.PoolingType[own[0] if own else pooling]} if bags else {}),
         )
         for seed, (name, rows, width, features, *own) in enumerate(tables)
     ]

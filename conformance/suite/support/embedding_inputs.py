@@ -1,13 +1,27 @@
 """Random inputs of an embedding module: tables, and the features of a lookup."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from keyedopt.conformance.suite.support.device import the_device
-from keyedopt.conformance.suite.support.keyed_jagged import in_a_column, keyed_jagged_tensor
+from keyedopt.conformance.suite.support.keyed_jagged import (
+    in_a_column,
+    keyed_jagged_tensor,
+    with_inverse_indices,
+)
+
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 33, 64)
+ROW_COUNTS = (1, 2, 3, 7, 30)
+#: Lengths of bags: powers of 2, by which a mean divides without rounding.
+LENGTHS = (0, 1, 1, 2, 4)
+#: Numbers of bags.
+SIZES = (1, 2, 3, 5, 40)
+#: Weights of lookups, and gradients of outputs.
+FACTORS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
 
 
 class Table(NamedTuple):
@@ -18,9 +32,11 @@ class Table(NamedTuple):
     width: int
     features: tuple[str, ...]
     pooling: str
+    dtype: str
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.rows}x{self.width}, {self.pooling} of {', '.join(self.features)}"
+        shape = f"{self.rows}x{self.width} {self.dtype}"
+        return f"{self.name}: {shape}, {self.pooling} of {', '.join(self.features)}"
 
 
 @dataclass
@@ -31,12 +47,14 @@ class Batch:
     weights: dict[str, list[list[float]]]
     #: Whether the input is a KeyedJaggedTensor, not a mapping.
     keyed: bool
+    #: The bag of each row of the output, for each feature; empty if rows are bags.
+    inverse: dict[str, list[int]]
     #: The weights of the input if they need a gradient, and the same weights in float64.
     given: dict[str, torch.Tensor] = field(default_factory=dict)
     exact: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        bags = len(next(iter(self.bags.values())))
+        bags = "/".join(str(count) for count in dict.fromkeys(map(len, self.bags.values())))
         return f"{bags} bags of a {'KeyedJaggedTensor' if self.keyed else 'mapping'}"
 
     def features(self, weighted: bool, dtype: torch.dtype, choose: random.Random, learn: bool = False) -> Any:
@@ -59,7 +77,52 @@ class Batch:
             changed = choose.choice((torch.clone, in_a_column))
             return {name: (*map(changed, parts[:2]), *parts[2:]) for name, parts in made.items()}
         order = choose.sample(list(made), len(made))
-        return keyed_jagged_tensor(made, choose.choice(("lengths", "offsets", "strided")), order)
+        keyed = keyed_jagged_tensor(made, choose.choice(("lengths", "offsets", "strided")), order)
+        if not self.inverse:
+            return keyed
+        return with_inverse_indices(keyed, [len(self.bags[name]) for name in order], self.inverse)
+
+
+def draw_tables(
+    choose: random.Random, count: int, dtypes: Sequence[str], pooled: bool, shared: bool
+) -> list[Table]:
+    """Draw tables.
+
+    Args:
+        choose: the source of randomness.
+        count: of tables.
+        dtypes: to choose from.
+        pooled: whether bags are pooled; otherwise all tables have the same width.
+        shared: whether two tables may have one feature.
+    """
+    width, tables = choose.choice(WIDTHS), list[Table]()
+    for index in range(count):
+        features = tuple(f"f{index}{place}" for place in range(choose.choice((1, 1, 2))))
+        pooling = choose.choice(("SUM", "MEAN")) if pooled else "NONE"
+        size = choose.choice(ROW_COUNTS), choose.choice(WIDTHS) if pooled else width
+        tables.append(Table(f"t{index}", *size, features, pooling, choose.choice(dtypes)))
+    if len(tables) > 1 and shared and choose.random() < 0.25:
+        tables[1] = tables[1]._replace(features=(*tables[1].features, tables[0].features[0]))
+    return tables
+
+
+def draw_batch(choose: random.Random, tables: Sequence[Table], keyed: bool) -> Batch:
+    """Draw the features of a lookup; if ``keyed`` the input may be a KeyedJaggedTensor."""
+    keyed = keyed and choose.random() < 0.5
+    features = list(dict.fromkeys(feature for table in tables for feature in table.features))
+    sizes = dict.fromkeys(features, choose.choice(SIZES))
+    inverse = dict[str, list[int]]()
+    if keyed and tables[0].pooling != "NONE" and choose.random() < 0.3:
+        sizes = {feature: choose.choice(SIZES) for feature in features}
+        rows = range(choose.choice(SIZES))
+        inverse = {feature: [choose.randrange(sizes[feature]) for _ in rows] for feature in features}
+    bags, weights = {}, {}
+    for feature in features:
+        rows = range(min(table.rows for table in tables if feature in table.features))
+        lengths = [choose.choice(LENGTHS) for _ in range(sizes[feature])]
+        bags[feature] = [[choose.choice(rows) for _ in range(length)] for length in lengths]
+        weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in lengths]
+    return Batch(bags, weights, keyed, inverse)
 
 
 def values_of(output: Any) -> torch.Tensor:

@@ -8,30 +8,30 @@ gradients and lengths of bags are small dyadic numbers, so no order of additions
 
 import contextlib
 import copy
-import math
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import exactly, expect, expect_raises
+from keyedopt.conformance.suite.support.assertions import exactly, expect, expect_equal, expect_raises
 from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import as_tensor, the_device
 from keyedopt.conformance.suite.support.embedding import _filled, collection, jagged, tables_of
-from keyedopt.conformance.suite.support.embedding_inputs import Batch, Table, values_of
+from keyedopt.conformance.suite.support.embedding_inputs import (
+    FACTORS,
+    Batch,
+    Table,
+    draw_batch,
+    draw_tables,
+    values_of,
+)
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.keyed_jagged import has_keyed_jagged_tensors
 from keyedopt.conformance.suite.support.programs import FIRST_LR, OTHER_LRS, Program
 
 POOLED, SEQUENCE = "EmbeddingBagCollection", "EmbeddingCollection"
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 17, 33, 64)
-ROW_COUNTS = (1, 2, 3, 7, 30)
-#: Lengths of bags: powers of 2, by which a mean divides without rounding.
-LENGTHS = (0, 1, 1, 2, 4)
-#: Weights of lookups, and gradients of outputs.
-FACTORS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
 #: The operations, each with its relative frequency.
 OPERATIONS = {
     "train": 6,
@@ -109,6 +109,11 @@ class EmbeddingProgram(Program):
         without: operations that the program does not have.
     """
 
+    #: The operations, each with its relative frequency.
+    operations: ClassVar[Mapping[str, int]] = OPERATIONS
+    #: How probably a loss depends on a table.
+    share: ClassVar[float] = 0.75
+
     def __init__(
         self,
         impl: Any,
@@ -117,44 +122,37 @@ class EmbeddingProgram(Program):
         dtype: str,
         without: Collection[str] = (),
     ) -> None:
-        operations = {name: often for name, often in OPERATIONS.items() if name not in without}
+        operations = {name: often for name, often in self.operations.items() if name not in without}
         super().__init__(operations, seed, dtype)
         self._impl, self._accepts_keyed = impl, has_keyed_jagged_tensors(impl)
         self._of = dtype
         self._kind = self.choose.choice((POOLED, POOLED, POOLED, SEQUENCE))
-        self._weighted = self._kind == POOLED and self.choose.random() < 0.4
+        pooled = self._kind == POOLED
+        self._weighted = pooled and self.choose.random() < 0.5
         self._optimizers = optimizers
-        self._tables = self._draw_tables()
+        count = max(self.choose.choice((1, 2, 2, 3, 4, 7)), len(optimizers))
+        shared = not impl.lacks(f"{POOLED}.shared_features")
+        self._tables = draw_tables(self.choose, count, self._dtypes(), pooled, shared)
         self._each = {table.name: self._make_one(table) for table in self._tables}
         self._pending: list[Pending] = []
         self._saved: SavedTables | None = None
         self.done.append("; ".join(map(str, self._tables)) + (", weighted" if self._weighted else ""))
         self._start()
 
+    def _dtypes(self) -> list[str]:
+        """Return the dtypes of tables: beside float32, sometimes those that the target has."""
+        more = [name for name in ("float64", "float16", "bfloat16") if name in self._impl.dtypes]
+        return [self._of] * 6 + (more if self._of == "float32" else [])
+
     def _start(self) -> None:
         """Continue with a new module."""
-        self._module, self._wrapper, self._clipping = self._make(), None, ("", math.inf)
+        self._module, self._wrapper = self._make(), None
+        #: The kind and the bound of each clipping in force, the outer one first.
+        self._clipping = list[tuple[str, float]]()
         self._lrs = dict.fromkeys(self._each, FIRST_LR)
         self._frozen = set[str]()
 
     # --- modules ------------------------------------------------------------------------------------
-
-    def _draw_tables(self) -> list[Table]:
-        choose, width, tables = self.choose, self.choose.choice(WIDTHS), list[Table]()
-        for index in range(max(choose.choice((1, 2, 2, 3, 4, 7)), len(self._optimizers))):
-            features = [f"f{index}{place}" for place in range(choose.choice((1, 1, 2)))]
-            tables.append(
-                Table(
-                    f"t{index}",
-                    choose.choice(ROW_COUNTS),
-                    width if self._kind == SEQUENCE else choose.choice(WIDTHS),
-                    tuple(features),
-                    choose.choice(("SUM", "MEAN")) if self._kind == POOLED else "NONE",
-                )
-            )
-        if len(tables) > 1 and choose.random() < 0.25 and not self._impl.lacks(f"{POOLED}.shared_features"):
-            tables[1] = tables[1]._replace(features=(*tables[1].features, tables[0].features[0]))
-        return tables
 
     def _optimizer_of(self, table: Table) -> tuple[str, dict[str, Any]]:
         name, options = self._optimizers[self._tables.index(table) % len(self._optimizers)]
@@ -163,7 +161,6 @@ class EmbeddingProgram(Program):
     def _make(self) -> Any:
         """Make the module with all tables."""
         more: Any = {"tables": self._tables, "kind": self._kind, "weighted": self._weighted}
-        more["dtype"] = self._of
         if len(self._optimizers) == 1:
             return collection(self._impl, *self._optimizer_of(self._tables[0]), **more)
         module = collection(self._impl, None, **more)
@@ -177,14 +174,9 @@ class EmbeddingProgram(Program):
     def _make_one(self, table: Table) -> OneTable:
         """Make a module with only this table, whose rows it does not weigh or divide."""
         alone = [table._replace(features=("f",), pooling="SUM")]
-        module = collection(
-            self._impl, *self._optimizer_of(table), tables=alone, kind=self._kind, dtype=self._of
-        )
+        module = collection(self._impl, *self._optimizer_of(table), tables=alone, kind=self._kind)
         _filled(self._tables.index(table))(tables_of(module)[table.name])
         return OneTable(module)
-
-    def _features(self) -> list[str]:
-        return list(dict.fromkeys(feature for table in self._tables for feature in table.features))
 
     def _output_names(self, table: Table) -> dict[str, str]:
         """Return the name of the output of each feature of a table."""
@@ -194,15 +186,7 @@ class EmbeddingProgram(Program):
     # --- operations ---------------------------------------------------------------------------------
 
     def _draw_batch(self) -> Batch:
-        choose, size = self.choose, self.choose.choice((1, 2, 3, 5, 40))
-        bags, weights = {}, {}
-        for feature in self._features():
-            rows = min(table.rows for table in self._tables if feature in table.features)
-            lengths = [choose.choice(LENGTHS) for _ in range(size)]
-            bags[feature] = [[choose.randrange(rows) for _ in range(length)] for length in lengths]
-            weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in lengths]
-        keyed = choose.random() < 0.5 and self._accepts_keyed
-        return Batch(bags, weights, keyed)
+        return draw_batch(self.choose, self._tables, self._accepts_keyed)
 
     def _expected(self, batch: Batch, table: Table, feature: str, weight: torch.Tensor) -> torch.Tensor:
         """Return the output of a feature of a table."""
@@ -215,11 +199,14 @@ class EmbeddingProgram(Program):
             if self._kind == POOLED:
                 found = found.sum(0, keepdim=True) / (max(1, len(rows)) if table.pooling == "MEAN" else 1)
             outputs.append(found)
-        return torch.cat(outputs)
+        rows = batch.inverse.get(feature, range(len(outputs)))
+        return torch.cat([outputs[row] for row in rows])
 
     def _look(self, batch: Batch, module: Any, learn: bool = False) -> dict[str, torch.Tensor]:
         outputs = module(batch.features(self._weighted, self.dtype, self.choose, learn))
         names = [name for table in self._tables for name in self._output_names(table).values()]
+        if batch.keyed and self._kind == POOLED:
+            expect_equal(list(outputs.keys()), names, "keys of the output")
         return {name: values_of(outputs[name]) for name in names}
 
     def _look_up(self) -> None:
@@ -228,7 +215,7 @@ class EmbeddingProgram(Program):
         learn = self._weighted and self.choose.random() < 0.25
         outputs = self._look(batch, self._module, learn)
         if not batch.keyed:  # the joined output of all tables has one gradient
-            tables = [table for table in tables if self.choose.random() < 0.75] or tables[:1]
+            tables = [table for table in tables if self.choose.random() < self.share] or tables[:1]
         some = "" if tables is self._tables else " " + ", ".join(table.name for table in tables)
         self.note(f"{batch}, loss of{some or ' all tables'}")
         losses, exact, rows = [], [], {}
@@ -257,7 +244,7 @@ class EmbeddingProgram(Program):
         """Return a loss with this gradient, whose rows or columns are contiguous."""
         if self.choose.random() < 0.3:
             output, factors = output.t(), factors.t().contiguous()
-        return (output * factors).sum()
+        return (output * factors).sum().double()
 
     def _train(self) -> None:
         """Look up if nothing was, and run the backward pass of one loss, or of the sum of all."""
@@ -272,18 +259,29 @@ class EmbeddingProgram(Program):
         torch.stack([one.loss for one in now]).sum().backward()
         for name, given, exact in (one for each in now for one in each.weights):
             self.expect_close(_grad_of(given), exact, f"the gradient of the weights of {name}")
-        updates = {}
+        rows, grads = dict[str, set[int]](), dict[str, torch.Tensor]()
         for name in self._each:
             parts = [one for one in now if name in one.rows]
             if parts and name not in self._frozen:
-                rows = sorted(set[int]().union(*(one.rows[name] for one in parts)))
-                updates[name] = rows, torch.stack([one.grads[name] for one in parts]).sum(0)[rows]
-        kind, bound = self._clipping
-        norm = float(torch.cat([torch.zeros(1), *(grads.flatten() for _, grads in updates.values())]).norm())
-        for name, (rows, grads) in updates.items():
-            if kind == "NORM":
-                grads = grads * min(1.0, bound / (norm + 1e-6))
-            self._each[name].train(self._lrs[name], rows, grads.clamp(-bound, bound))
+                rows[name] = set[int]().union(*(one.rows[name] for one in parts))
+                grads[name] = torch.stack([one.grads[name] for one in parts]).sum(0)
+        self._learn(rows, grads)
+
+    def _learn(self, rows: Mapping[str, set[int]], grads: Mapping[str, torch.Tensor]) -> None:
+        """Update the modules with one table by the gradients of a backward pass, after the clipping."""
+        clipped = self._clipped(grads)
+        for name, listed in rows.items():
+            self._each[name].train(self._lrs[name], sorted(listed), clipped[name][sorted(listed)])
+
+    def _clipped(self, grads: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the gradients as all clipping in force leaves them."""
+        clipped = dict(grads)
+        for kind, bound in self._clipping:
+            norm = float(torch.cat([torch.zeros(1), *(grad.flatten() for grad in clipped.values())]).norm())
+            for name, grad in clipped.items():
+                scaled = grad * min(1.0, bound / (norm + 1e-6))
+                clipped[name] = scaled if kind == "NORM" else grad.clamp(-bound, bound)
+        return clipped
 
     def _read(self) -> None:
         """Look up without training."""
@@ -319,12 +317,14 @@ class EmbeddingProgram(Program):
         if any(map(self._impl.lacks, ("GradientClippingOptimizer", "GradientClipping"))):
             return
         kind, bound = self.choose.choice(("NORM", "VALUE")), self.choose.choice((0.5, 2.0, 8.0))
-        self.note(f"by {kind} {bound}")
+        nested = self._wrapper is not None and self.choose.random() < 0.5
+        self.note(f"by {kind} {bound}{' around the earlier clipping' if nested else ''}")
+        inside = self._wrapper if nested else self._module.fused_optimizer
         with contextlib.suppress(ValueError):
             self._wrapper = self._impl.GradientClippingOptimizer(
-                self._module.fused_optimizer, getattr(self._impl.GradientClipping, kind), bound
+                inside, getattr(self._impl.GradientClipping, kind), bound
             )
-            self._clipping = kind, bound
+            self._clipping = [(kind, bound), *(self._clipping if nested else [])]
 
     def _freeze(self) -> None:
         """Freeze a table, or unfreeze it."""
@@ -364,12 +364,13 @@ class EmbeddingProgram(Program):
         how = self.choose.choice(("deepcopy", "pickle"))
         whole = self._module, self._wrapper
         made = copy.deepcopy(whole) if how == "deepcopy" else pickle.loads(pickle.dumps(whole))
-        (kept, self._wrapper), (left, _) = self.choose.sample((whole, made), 2)
+        (kept, self._wrapper), (left, wrapper) = self.choose.sample((whole, made), 2)
         self.note(f"by {how}, continue with the {'copy' if kept is made[0] else 'original'}")
         outputs = self._look(self._draw_batch(), left)
         total = torch.stack([output.sum() for output in outputs.values()]).sum()
         if total.requires_grad:
             total.backward()
+        (wrapper or left.fused_optimizer).step()
         self._module = kept
 
     def _scale_a_table(self) -> None:

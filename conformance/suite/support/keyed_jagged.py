@@ -59,6 +59,28 @@ def keyed_jagged_tensor(features: Mapping[str, Any], form: str = "offsets", orde
     return KeyedJaggedTensor(list(keys), changed(torch.cat(values)), **given)
 
 
+def with_inverse_indices(
+    features: Any, counts: Sequence[int], rows: Mapping[str, Sequence[int]] | None
+) -> Any:
+    """Return a KeyedJaggedTensor whose keys have these numbers of bags.
+
+    Args:
+        features: a KeyedJaggedTensor with offsets.
+        counts: of the bags of each key.
+        rows: the bag of each row of the output, for each key, in any order of keys; None for no inverse
+            indices.
+    """
+    inverse = None if rows is None else (list(rows), as_tensor([list(one) for one in rows.values()]).long())
+    return type(features)(
+        list(features.keys()),
+        features.values(),
+        features.weights_or_none(),
+        offsets=features.offsets(),
+        stride_per_key_per_rank=None if len(set(counts)) == 1 else [[count] for count in counts],
+        inverse_indices=inverse,
+    )
+
+
 def weighted_backward(outputs: Any, names: Sequence[str], step: int) -> None:
     """Compute gradients of a loss with a different gradient for each output and step."""
     losses = []

@@ -55,7 +55,8 @@ class Program:
         """Expect values to agree within the tolerance of the program."""
         expect(tuple(seen.shape) == tuple(wanted.shape), f"{what} of shape {tuple(wanted.shape)}", seen.shape)
         have, want = exactly(seen), exactly(wanted)
-        tolerance = TOLERANCE * torch.finfo(self.dtype).eps
+        dtypes = [self.dtype] + [seen.dtype] * seen.is_floating_point()
+        tolerance = TOLERANCE * max(torch.finfo(one).eps for one in dtypes)
         wrong = ~((have - want).abs() <= tolerance * want.abs().clamp(min=1))
         if wrong.any():
             seen_text = unlike(have, want, wrong).rstrip("; ") or str(have.tolist())

@@ -1,0 +1,147 @@
+"""Layouts of weights and gradients, with each option."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    expect_same_way,
+    fixed_grads,
+    make_algorithm,
+    sparse_rows,
+)
+from keyedopt.conformance.suite.support.assertions import Mismatch, exactly, expect_bits
+from keyedopt.conformance.suite.support.inputs import _numbers, parameter
+from keyedopt.conformance.suite.support.options import OTHER_OPTIONS, TWO, with_required_options
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+#: What a case with an option does.
+Check = Callable[[dict[str, Any]], None]
+
+
+def with_each_option(impl: Any, algorithm: str, check: Check, decay: bool = True) -> None:
+    """Check each option of the algorithm that the target has; an error says which option it is about."""
+    for option in OTHER_OPTIONS[algorithm].split():
+        if impl.lacks(f"{algorithm}.{option}"):
+            continue
+        for value in (TWO[option][1], *(["all"] if option == "rows" else [])):
+            given = with_required_options(option, value)
+            if not decay or impl.lacks(f"{algorithm}.weight_decay"):
+                del given["weight_decay"]
+            try:
+                check(given)
+            except Mismatch as error:
+                error.add(f"with {option}={value!r}")
+                raise
+
+
+def trained(impl: Any, algorithm: str, weight: torch.Tensor, grads: Sequence[Any], **options: Any) -> Any:
+    """Train a parameter that has the memory of a weight."""
+    param = torch.nn.Parameter(weight.detach())
+    optimizer = make_algorithm(impl, algorithm, [param], **options)
+    for grad in grads:
+        param.grad = grad.clone()
+        optimizer.step()
+    return param
+
+
+def layouts(start: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return copies of a weight whose elements are in another order, or apart, in memory."""
+    yield "a transposed", start.t().contiguous().t()
+    yield "a spaced", torch.stack([start, start], dim=-1)[..., 0]
+
+
+@pytest.mark.clause("ALGO-038")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_all_rows_listed_with_each_option(impl, algorithm):
+    """With each option too, a gradient that lists every row gives the same result as the dense one."""
+    start, grads, order = parameter(4, 3).detach(), fixed_grads(3), [2, 0, 3, 1]
+
+    def check(options: dict[str, Any]) -> None:
+        dense = trained(impl, algorithm, start.clone(), grads, **options)
+        listed = [sparse_rows(order, grad[order], start) for grad in grads]
+        seen = trained(impl, algorithm, start.clone(), listed, **options)
+        expect_same_way(seen, dense, start, "the weight", algorithm)
+
+    with_each_option(impl, algorithm, check, decay=False)
+
+
+@pytest.mark.clause("ALGO-048")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_layouts_with_each_option(impl, algorithm):
+    """With each option, a weight that is not contiguous trains like a contiguous one."""
+    start, grads = parameter(4, 3).detach(), fixed_grads(3)
+
+    def check(options: dict[str, Any]) -> None:
+        plain = trained(impl, algorithm, start.clone(), grads, **options)
+        for name, weight in layouts(start):
+            seen = trained(impl, algorithm, weight, grads, **options)
+            expect_same_way(seen, plain, start, f"{name} weight", algorithm)
+
+    with_each_option(impl, algorithm, check)
+
+
+@pytest.mark.clause("ALGO-048")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_layouts_with_each_option_and_sparse_gradients(impl, algorithm):
+    """The same holds for sparse gradients that list some rows, in any order and repeatedly."""
+    start = parameter(4, 3).detach()
+    listed = ([3, 1, 3], [1, 1, 2], [3, 0])
+    grads = [sparse_rows(rows, _numbers((len(rows), 3), seed), start) for seed, rows in enumerate(listed)]
+
+    def check(options: dict[str, Any]) -> None:
+        plain = trained(impl, algorithm, start.clone(), grads, **options)
+        for name, weight in layouts(start):
+            seen = trained(impl, algorithm, weight, grads, **options)
+            expect_same_way(seen, plain, start, f"{name} weight", algorithm)
+
+    with_each_option(impl, algorithm, check, decay=False)
+
+
+def expect_left(
+    impl: Any, algorithm: str, weight: torch.Tensor, grad: torch.Tensor, what: str, options: dict[str, Any]
+) -> None:
+    """Expect a step to leave the gradient of a weight as it is."""
+    param = torch.nn.Parameter(weight.clone(memory_format=torch.preserve_format))
+    optimizer = make_algorithm(impl, algorithm, [param], **options)
+    param.grad = grad.clone()
+    optimizer.step()
+    expect_bits(exactly(param.grad.to_dense()), exactly(grad.to_dense()), what)
+
+
+@pytest.mark.clause("ALGO-041")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_gradients_are_left_with_each_option(impl, algorithm):
+    """With each option, a step modifies no gradient: in any dtype, of weights of any layout."""
+
+    def check(options: dict[str, Any]) -> None:
+        for dtype in impl.dtypes:
+            start = parameter(4, 3, dtype=dtype).detach()
+            others = dict(layouts(start)) if dtype == impl.dtypes[0] else {}
+            for name, weight in {"a contiguous": start, **others}.items():
+                what = f"the {dtype} gradient of {name} weight"
+                expect_left(impl, algorithm, weight, _numbers((4, 3), 1).to(start), what, options)
+
+    with_each_option(impl, algorithm, check)
+
+
+@pytest.mark.clause("ALGO-041")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_sparse_gradients_are_left_with_each_option(impl, algorithm):
+    """With each option, a step modifies no sparse gradient."""
+    start = parameter(4, 3).detach()
+    grad = sparse_rows([3, 1, 3], _numbers((3, 3), 1), start)
+
+    def check(options: dict[str, Any]) -> None:
+        for name, weight in {"a contiguous": start, **dict(layouts(start))}.items():
+            expect_left(impl, algorithm, weight, grad, f"the gradient of {name} weight", options)
+
+    with_each_option(impl, algorithm, check, decay=False)
