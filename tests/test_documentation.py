@@ -93,8 +93,7 @@ KINDS = (
 
 
 @pytest.mark.complete(sample=1)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_an_accessibility_checker_finds_nothing(address, browser, scheme, width, sample):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})

@@ -341,8 +341,7 @@ def test_an_address_for_commits_is_checked(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_an_accessibility_checker_finds_nothing(watched, width, scheme, sample):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     one = watched(color_scheme=scheme, viewport={"width": width, "height": 900})
