@@ -332,6 +332,18 @@ def test_all_features_are_checked_together_as_one_by_one(feature, values, offset
             inputs.check_contents(rows)
 
 
+@pytest.mark.parametrize("backend", ["native", "torch", "fbgemm"])
+@pytest.mark.parametrize("sizes", [(2, 5), (5, 2)])
+def test_a_row_that_one_of_two_tables_lacks_is_refused_with_the_name_of_the_feature(backend, sizes):
+    configs = [
+        fused.EmbeddingBagConfig(rows, 4, name, feature_names=["f"], init_fn=ones)
+        for name, rows in zip("tu", sizes, strict=True)
+    ]
+    module = fused.EmbeddingBagCollection(configs, fused.SGD, {"lr": 0.5}, backend=backend)
+    with pytest.raises(ValueError, match="'f'"):
+        module({"f": (torch.tensor([3]), torch.tensor([0, 1]))})
+
+
 def test_features_on_another_device_are_refused():
     module = make()
     values, offsets = (part.to("meta") for part in BAGS["f"])

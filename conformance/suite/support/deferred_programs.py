@@ -14,7 +14,7 @@ from keyedopt.conformance.suite.support.inputs import parameter
 from keyedopt.conformance.suite.support.programs import FIRST_LR
 
 #: The key of the dense parameter among the gradients.
-DENSE = "the dense parameter"
+DENSE_KEY = "the dense parameter"
 
 
 class JointClippingError(Exception):
@@ -66,7 +66,7 @@ class DeferredProgram(EmbeddingProgram):
         """Add the gradients to those of the earlier backward passes, also one of the dense parameter."""
         factors = torch.tensor([self.choose.choice((-2.0, 0.5, 4.0)) for _ in range(3)], dtype=torch.float64)
         (self._dense * as_tensor(factors).to(self.dtype)).sum().backward()
-        for name, grad in {**grads, DENSE: factors}.items():
+        for name, grad in {**grads, DENSE_KEY: factors}.items():
             self._rows[name] = self._rows.get(name, set()) | rows.get(name, set())
             self._sums[name] = self._sums.get(name, 0) + grad
 
@@ -76,7 +76,7 @@ class DeferredProgram(EmbeddingProgram):
         for name in self._each.keys() & clipped.keys():
             rows = sorted(self._rows[name])
             self._each[name].train(self._lrs[name], rows, clipped[name][rows])
-        self._exact_dense = self._exact_dense - FIRST_LR * clipped.get(DENSE, torch.zeros(3))
+        self._exact_dense = self._exact_dense - FIRST_LR * clipped.get(DENSE_KEY, torch.zeros(3))
         self._wrapper.step()
         self._drop()
 
@@ -101,4 +101,4 @@ class DeferredProgram(EmbeddingProgram):
     def compare(self) -> None:
         """Expect the dense parameter, too, to have taken the steps with clipped gradients."""
         super().compare()
-        self.expect_close(self._dense, self._exact_dense, DENSE)
+        self.expect_close(self._dense, self._exact_dense, DENSE_KEY)

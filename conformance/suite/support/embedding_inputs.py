@@ -19,7 +19,7 @@ ROW_COUNTS = (1, 2, 3, 7, 30)
 #: Lengths of bags: powers of 2, by which a mean divides without rounding.
 LENGTHS = (0, 1, 1, 2, 4)
 #: Numbers of bags.
-SIZES = (1, 2, 3, 5, 40)
+BAG_COUNTS = (1, 2, 3, 5, 40)
 #: Weights of lookups, and gradients of outputs.
 FACTORS = (-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0)
 
@@ -110,11 +110,11 @@ def draw_batch(choose: random.Random, tables: Sequence[Table], keyed: bool) -> B
     """Draw the features of a lookup; if ``keyed`` the input may be a KeyedJaggedTensor."""
     keyed = keyed and choose.random() < 0.5
     features = list(dict.fromkeys(feature for table in tables for feature in table.features))
-    sizes = dict.fromkeys(features, choose.choice(SIZES))
+    sizes = dict.fromkeys(features, choose.choice(BAG_COUNTS))
     inverse = dict[str, list[int]]()
     if keyed and tables[0].pooling != "NONE" and choose.random() < 0.3:
-        sizes = {feature: choose.choice(SIZES) for feature in features}
-        rows = range(choose.choice(SIZES))
+        sizes = {feature: choose.choice(BAG_COUNTS) for feature in features}
+        rows = range(choose.choice(BAG_COUNTS))
         inverse = {feature: [choose.randrange(sizes[feature]) for _ in rows] for feature in features}
     bags, weights = {}, {}
     for feature in features:
