@@ -325,3 +325,51 @@ def test_non_finite_norm(impl: Any, bad: float, fused: bool) -> None:
         else:
             results.append([exactly(param).isfinite().tolist() for param in params.values()])
     expect_equal(results[1], results[0], "finite weights with and without a fused kernel")
+
+
+def expect_versions_after_clipping(impl: Any, factory: Any, kind: str) -> None:
+    """Expect graphs that saved a parameter of each of two groups, or its state, to raise after a step."""
+    params, made = inner_weights(), []
+
+    def with_groups(listed: Any) -> Any:
+        made.append(factory([{"params": [one]} for one in listed]))
+        return made[0]
+
+    inner = keyed_by_factory(impl, with_groups)(params)
+    clipping = getattr(impl.GradientClipping, kind)
+    clipped = impl.GradientClippingOptimizer(inner, clipping=clipping, max_gradient=CLIPPED_TO)
+    give_early_grads(params, 0)
+    clipped.step()
+    saved = {key: (param * param).sum() for key, param in params.items()}
+    one = tensor([1.0]).requires_grad_()
+    for key, param in params.items():
+        for name, state in made[0].state[param].items():
+            if name != "step":
+                saved[f"{name} of {key}"] = (one * state).sum()
+    give_early_grads(params, 1)
+    clipped.step()
+    for what, graph in saved.items():
+        expected = f"RuntimeError: {what} was modified after it was saved"
+        expect_raises(graph.backward, RuntimeError, expected=expected)
+
+
+@pytest.mark.clause("CLIP-087")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("inner", ["Adam", "SGD-momentum", "Adagrad"])
+def test_versions_after_clipping(impl: Any, inner: str, kind: str) -> None:
+    """A graph that saved a parameter or its state before a clipped step of torch's optimizer raises."""
+    cls, options = INNER[inner]  # with fused=True, torch's own kernels change no version
+    expect_versions_after_clipping(impl, torch_factory(cls, lr=0.1, **options), kind)
+
+
+@pytest.mark.clause("CLIP-087")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("algorithm", list(OWN_INNER))
+def test_versions_after_clipping_of_own(impl: Any, algorithm: str, kind: str) -> None:
+    """The same holds for a clipped step of an optimizer of the implementation."""
+
+    def factory(params: Any) -> Any:
+        return getattr(impl, algorithm)(params, lr=0.1, **OWN_INNER[algorithm])
+
+    expect_versions_after_clipping(impl, factory, kind)
