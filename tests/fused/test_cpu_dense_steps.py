@@ -272,6 +272,15 @@ def test_unaligned_memory_is_as_good_as_any():
 
 
 @built
+def test_each_group_gets_new_versions():
+    groups = [plain_group(), plain_group()]
+    before = [param._version for group in groups for param in group.params]
+    assert cpu_dense_steps.update(groups, Clip())
+    after = [param._version for group in groups for param in group.params]
+    assert all(new > old for new, old in zip(after, before, strict=True))
+
+
+@built
 def test_wrong_arguments_are_errors():
     group = plain_group()
     described = cpu_dense_steps._describe(group, Clip())
