@@ -146,7 +146,8 @@ class EmbeddingProgram(Program):
 
     def _start(self) -> None:
         """Continue with a new module."""
-        self._module, self._wrapper = self._make(), None
+        self._module = self._make()
+        self._wrapper: Any = None
         #: The kind and the bound of each clipping in force, the outer one first.
         self._clipping = list[tuple[str, float]]()
         self._lrs = dict.fromkeys(self._each, FIRST_LR)
@@ -199,8 +200,8 @@ class EmbeddingProgram(Program):
             if self._kind == POOLED:
                 found = found.sum(0, keepdim=True) / (max(1, len(rows)) if table.pooling == "MEAN" else 1)
             outputs.append(found)
-        rows = batch.inverse.get(feature, range(len(outputs)))
-        return torch.cat([outputs[row] for row in rows])
+        order = batch.inverse[feature] if batch.inverse else range(len(outputs))
+        return torch.cat([outputs[bag] for bag in order])
 
     def _look(self, batch: Batch, module: Any, learn: bool = False) -> dict[str, torch.Tensor]:
         outputs = module(batch.features(self._weighted, self.dtype, self.choose, learn))
