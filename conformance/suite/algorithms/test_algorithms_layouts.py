@@ -55,6 +55,7 @@ def layouts(start: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.clause("ALGO-038")
+@pytest.mark.plain_only("it makes an optimizer for each option")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_all_rows_listed_with_each_option(impl, algorithm):
@@ -71,6 +72,7 @@ def test_all_rows_listed_with_each_option(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-048")
+@pytest.mark.plain_only("it makes an optimizer for each option")
 @pytest.mark.needs("{algorithm}")
 @every
 def test_layouts_with_each_option(impl, algorithm):
@@ -87,6 +89,7 @@ def test_layouts_with_each_option(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-048")
+@pytest.mark.plain_only("it makes an optimizer for each option")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_layouts_with_each_option_and_sparse_gradients(impl, algorithm):
@@ -116,6 +119,7 @@ def expect_left(
 
 
 @pytest.mark.clause("ALGO-041")
+@pytest.mark.plain_only("it makes an optimizer for each option")
 @pytest.mark.needs("{algorithm}")
 @every
 def test_gradients_are_left_with_each_option(impl, algorithm):
@@ -133,6 +137,7 @@ def test_gradients_are_left_with_each_option(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-041")
+@pytest.mark.plain_only("it makes an optimizer for each option")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_sparse_gradients_are_left_with_each_option(impl, algorithm):

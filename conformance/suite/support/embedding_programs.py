@@ -245,7 +245,7 @@ class EmbeddingProgram(Program):
         """Return a loss with this gradient, whose rows or columns are contiguous."""
         if self.choose.random() < 0.3:
             output, factors = output.t(), factors.t().contiguous()
-        return (output * factors).sum().double()
+        return (output * factors).sum().float()  # tables may have unlike dtypes
 
     def _train(self) -> None:
         """Look up if nothing was, and run the backward pass of one loss, or of the sum of all."""
