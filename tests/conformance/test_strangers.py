@@ -1,5 +1,6 @@
 """Sound optimizers that differ from the reference in what they say of themselves fail nothing."""
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ from keyedopt.conformance.targets.proposal import propose
 
 SOUND = ("pass", "observed", "unsupported")
 REFERENCE = Path(__file__).parents[2] / "reference"
+#: The case in which torch's foreach kernel of SGD overwrites gradients.
+OVERWRITTEN = "test_algorithms_layouts::test_sparse_gradients_are_left_with_each_option[SGD]"
 loop = pytest.mark.complete(loop=__name__, sample=1, spread=True)
 
 
@@ -80,9 +83,12 @@ for one in ("float32", "bfloat16", "float16"):
 @pytest.mark.parametrize("kernels", ["plain", "foreach", "fused"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_torch_fails_no_must_also_without_float64(tmp_path, kernels, dtype):
+    """The foreach kernels overwrite gradients: findings/torch_nesterov_overwrites_gradients.py."""
     (tmp_path / "strangers.py").write_text(STRANGERS, encoding="utf-8")
     musts = (name for name, clause in spec.clauses().items() if clause.level == "must")
-    expect_sound(checked(f"strangers:{kernels}_{dtype}", *musts, path=tmp_path), 100)
+    result = checked(f"strangers:{kernels}_{dtype}", *musts, path=tmp_path)
+    left = [case for case in result.cases if kernels != "foreach" or case.case != OVERWRITTEN]
+    expect_sound(dataclasses.replace(result, cases=left), 100)
 
 
 @loop
