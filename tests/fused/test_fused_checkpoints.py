@@ -192,7 +192,7 @@ def test_a_run_that_is_resumed_rounds_as_one_that_is_not(name, backend):
     assert all(torch.equal(one, two) for one, two in pairs) is (name in COUNTED)
 
 
-def test_each_deferred_step_rounds_by_other_draws():
+def test_each_deferred_step_is_counted_for_rounding():
     module = make("native", "SGD", torch.bfloat16, rounding_seed=3)
     dense = torch.nn.Parameter(torch.ones(3))
     keyed = fused.KeyedOptimizerWrapper({"dense": dense}, lambda params: torch.optim.SGD(params, lr=0.1))

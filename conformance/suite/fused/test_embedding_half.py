@@ -53,6 +53,7 @@ def expect_weighted_rows(module: Any, table: torch.Tensor, pooling: str) -> None
     seen = module(jagged({"f": [[0, 3, 5]]}, {"f": [weights]}))["f"].detach()
     rows = exactly(table)[[0, 3, 5]]
     wanted = (rows * torch.tensor(weights)[:, None].double()).sum(0, keepdim=True)
+    # Six roundings, of terms that are at most a few times larger than their sum; half precision: 2**13 ULP.
     expect_close(seen, wanted / 3 if pooling == "MEAN" else wanted, "the output", ulps=16)
 
 

@@ -39,7 +39,7 @@ class DeferredProgram(EmbeddingProgram):
 
     def _start(self) -> None:
         super()._start()
-        self._bound = self.choose.choice((0.5, 2.0, 8.0))
+        bound = self.choose.choice((0.5, 2.0, 8.0))
         self._dense: Any = parameter(3, dtype=self._of)
         self._exact_dense = exactly(self._dense)
         sgd = functools.partial(torch.optim.SGD, lr=FIRST_LR)
@@ -49,16 +49,16 @@ class DeferredProgram(EmbeddingProgram):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                self._wrapper = self._impl.GradientClippingOptimizer(whole, norm, self._bound)
+                self._wrapper = self._impl.GradientClippingOptimizer(whole, norm, bound)
             except ValueError as error:
                 raise JointClippingError from error
         if caught:
             raise JointClippingError
-        self._clipping = [("NORM", self._bound)]
+        self._clipping = [("NORM", bound)]
         self._drop()
 
     def _drop(self) -> None:
-        """Expect no gradients."""
+        """Forget the gradients since the last step."""
         self._dense.grad = None
         self._rows, self._sums = dict[str, set[int]](), dict[str, torch.Tensor]()
 

@@ -114,8 +114,8 @@ def draw_batch(choose: random.Random, tables: Sequence[Table], keyed: bool) -> B
     inverse = dict[str, list[int]]()
     if keyed and tables[0].pooling != "NONE" and choose.random() < 0.3:
         sizes = {feature: choose.choice(BAG_COUNTS) for feature in features}
-        rows = range(choose.choice(BAG_COUNTS))
-        inverse = {feature: [choose.randrange(sizes[feature]) for _ in rows] for feature in features}
+        outputs = range(choose.choice(BAG_COUNTS))
+        inverse = {feature: [choose.randrange(sizes[feature]) for _ in outputs] for feature in features}
     bags, weights = {}, {}
     for feature in features:
         rows = range(min(table.rows for table in tables if feature in table.features))

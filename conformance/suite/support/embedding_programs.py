@@ -174,8 +174,8 @@ class EmbeddingProgram(Program):
 
     def _make_one(self, table: Table) -> OneTable:
         """Make a module with only this table, whose rows it does not weigh or divide."""
-        alone = [table._replace(features=("f",), pooling="SUM")]
-        module = collection(self._impl, *self._optimizer_of(table), tables=alone, kind=self._kind)
+        single = table._replace(features=("f",), pooling="SUM")
+        module = collection(self._impl, *self._optimizer_of(table), tables=[single], kind=self._kind)
         _filled(self._tables.index(table))(tables_of(module)[table.name])
         return OneTable(module)
 
