@@ -316,6 +316,18 @@ class SGD(torch.optim.SGD):
                 if state["momentum_buffer"].dtype != param.dtype:
                     raise RuntimeError("another dtype")
         super().load_state_dict(state_dict)
+
+class Adam(torch.optim.Adam):
+    def __init__(self, params, lr=1e-3, amsgrad=False, **options):
+        if amsgrad:
+            raise RuntimeError("no amsgrad")
+        super().__init__(params, lr, **options)
+
+class SparseAdam(torch.optim.SparseAdam):
+    def add_param_group(self, group):
+        super().add_param_group(group)
+        if len(set(self.param_groups[-1]["params"])) < len(self.param_groups[-1]["params"]):
+            raise KeyError("listed twice")
 """
 
 
@@ -324,3 +336,9 @@ def test_a_clause_without_a_verdict_records_the_error_of_a_target(tmp_path):
     result = checked("refusing:SGD", "ALGO-079", path=tmp_path)
     found = {case.outcome: case.observed for case in result.cases if case.outcome != "unsupported"}
     assert found == {"observed": "raises RuntimeError"}
+
+
+@pytest.mark.parametrize(("name", "clause"), [("Adam", "ALGO-106"), ("SparseAdam", "SPARSE-025")])
+def test_a_refusal_may_be_an_error_of_any_kind(tmp_path, name, clause):
+    (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
+    expect_sound(checked(f"refusing:{name}", clause, path=tmp_path), 0)

@@ -172,6 +172,17 @@ def expect_raises(
     raise Mismatch(_of_kinds(expected, kinds), f"no error, returned {_text(result)}")
 
 
+def error_of(action: Callable[[], object]) -> Exception | None:
+    """Return the error of `action`, of any kind, or None: what a clause means by "or raises an error"."""
+    try:
+        action()
+    except (MissingName, Mismatch):  # errors of the case, not of the implementation
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
 def _of_kinds(expected: str, kinds: Sequence[type[BaseException]]) -> str:
     """Return the text of an expectation with the names of the expected errors.
 
