@@ -8,16 +8,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from keyedopt.reference import saved_groups
 from keyedopt.reference.loaded_state import copy_loaded_state
 from keyedopt.reference.option_checks import as_plain, check_flags, check_learning_rate, check_range
 from keyedopt.reference.rules.options import Rows
 from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
-from keyedopt.reference.saved_groups import (
-    as_saved,
-    check_torch_options,
-    readable_group,
-    without_torch_options,
-)
 from keyedopt.reference.step_shapes import check_shapes
 
 #: A rule with its options, and the names of the state tensors that are its arguments and results.
@@ -47,7 +42,7 @@ class RuleOptimizer(Optimizer):
     def __init__(
         self, params: ParamsT, lr: float | Tensor, torch_options: Mapping[str, Any] = {}, **options: Any
     ) -> None:
-        check_torch_options(torch_options, self.torch_options)
+        saved_groups.check_torch_options(torch_options, self.torch_options)
         named = {name: as_plain(value) for name, value in options.items()}
         super().__init__(params, {"lr": lr, **named})
 
@@ -99,7 +94,7 @@ class RuleOptimizer(Optimizer):
                 rows, not a table. Nothing is added.
         """
         if isinstance(param_group, dict):
-            given = without_torch_options(param_group, self.torch_options)
+            given = saved_groups.without_torch_options(param_group, self.torch_options)
             param_group = {name: as_plain(value) for name, value in given.items()}
             self.check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
@@ -126,6 +121,8 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            saved_groups.rename_torch_options(group, self.torch_options)
         self.check_gradients()
         for group in self.param_groups:
             self.update_group(group)
@@ -205,7 +202,9 @@ class RuleOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return state and groups as `torch.optim.Optimizer` does, with options as numbers, not strings."""
         saved = super().state_dict()
-        saved["param_groups"] = [as_saved(group, self.torch_options) for group in saved["param_groups"]]
+        saved["param_groups"] = [
+            saved_groups.as_saved(group, self.torch_options) for group in saved["param_groups"]
+        ]
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -232,7 +231,7 @@ class RuleOptimizer(Optimizer):
             copy_loaded_state(state, self.initial_state(like, group), param.shape, self.count_device(param))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        groups = [readable_group(group, self.torch_options) for group in state["param_groups"]]
+        groups = [saved_groups.readable_group(group, self.torch_options) for group in state["param_groups"]]
         super().__setstate__({**state, "param_groups": groups})
         self.defaults.pop("differentiable", None)  # which torch adds
         for group in self.param_groups:  # an old checkpoint may lack a new option

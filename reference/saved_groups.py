@@ -63,6 +63,8 @@ def check_torch_options(options: Mapping[str, Any], accepted: Collection[str]) -
 
 def as_saved(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
     """Return the options of a group with numbers for enumerations, and torch's name of decoupled decay."""
+    group = dict(group)
+    rename_torch_options(group, accepted)
     saved = {
         name: ENUMERATIONS[name].index(type(ENUMERATIONS[name][0])(value)) if name in ENUMERATIONS else value
         for name, value in group.items()
@@ -108,6 +110,20 @@ def without_torch_options(group: Mapping[str, Any], accepted: Collection[str]) -
     if DECOUPLED in found:
         left["decay"] = decay_of(found[DECOUPLED], left.get("decay"))
     return left
+
+
+def rename_torch_options(group: dict[str, Any], accepted: Collection[str]) -> None:
+    """Replace torch's names of options that were set in a group since the last step.
+
+    Raises:
+        ValueError: an option without support is set.
+    """
+    if group.keys().isdisjoint(TORCH_OPTIONS):
+        return
+    older = "decay" if DECOUPLED in group else ""
+    named = without_torch_options({name: group[name] for name in group if name != older}, accepted)
+    group.clear()
+    group.update(named)
 
 
 def readable_group(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:

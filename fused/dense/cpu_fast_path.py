@@ -17,6 +17,7 @@ from keyedopt.fused.backends.native.describe import describe_options
 from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import NOT_BUILT, REFUSED, extension
 from keyedopt.fused.extensions import warn_if_missing
+from keyedopt.reference.saved_groups import TORCH_OPTIONS
 
 _CPU = torch.device("cpu")
 _TINY = torch.finfo(torch.float32).tiny
@@ -44,6 +45,8 @@ def try_step(optimizer: Any) -> str:
             return "it supports neither error_if_nonfinite nor rows other than 'given'"
         if any(type(group.get(name, "")) is not str for name in ("decay", "eps_placement")):
             return "an option is a member of an enumeration, not its value"
+        if not group.keys().isdisjoint(TORCH_OPTIONS):
+            return "an option was set by its name in torch"
         if algorithm != "sgd":
             names = (*ALGORITHMS[algorithm], "step")
         else:

@@ -1,6 +1,6 @@
 """Layouts of weights and gradients, with each option."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     sparse_rows,
 )
 from keyedopt.conformance.suite.support.assertions import Mismatch, exactly, expect_bits
-from keyedopt.conformance.suite.support.inputs import _numbers, parameter
+from keyedopt.conformance.suite.support.inputs import _numbers, layouts, parameter
 from keyedopt.conformance.suite.support.options import OTHER_OPTIONS, TWO, with_required_options
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -46,12 +46,6 @@ def trained(impl: Any, algorithm: str, weight: torch.Tensor, grads: Sequence[Any
         param.grad = grad.clone()
         optimizer.step()
     return param
-
-
-def layouts(start: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return copies of a weight whose elements are in another order, or apart, in memory."""
-    yield "a transposed", start.t().contiguous().t()
-    yield "a spaced", torch.stack([start, start], dim=-1)[..., 0]
 
 
 @pytest.mark.clause("ALGO-038")

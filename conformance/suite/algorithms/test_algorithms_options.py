@@ -68,7 +68,8 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
         if algorithm == OTHER and impl.lacks(f"{OTHER}.weight_decay"):
             del first["weight_decay"], second["weight_decay"]
         if way == "constructor":
-            one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}], lr=0.25)
+            groups = [{"params": [together[0]], **first}, {"params": [together[1]], **second}]
+            one = kind(groups, **{**second, "lr": 0.25})  # what the first group must override
         elif way == "added":
             one = kind([together[0]], **first)
             one.add_param_group({"params": [together[1]], **own(second)})

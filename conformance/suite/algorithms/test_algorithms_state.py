@@ -19,6 +19,7 @@ from keyedopt.conformance.suite.support.algorithms import (
 )
 from keyedopt.conformance.suite.support.assertions import (
     Mismatch,
+    error_of,
     expect,
     expect_bits,
     expect_equal,
@@ -143,6 +144,30 @@ def test_options_loaded(impl, algorithm):
     wanted = [named(impl, algorithm, {"lr": lr, **decayed}) for lr in (0.1, 0.3)]
     seen = [{name: group[name] for name in wanted[0]} for group in other.param_groups]
     expect_equal(seen, wanted, "options of the groups")
+
+
+@pytest.mark.clause("ALGO-113")
+@pytest.mark.needs("Adam", "AdamW")
+def test_adamw_resumes_adam(impl):
+    """AdamW that has loaded the state of Adam decays as AdamW, or raises an error."""
+    start, decayed = parameter(4, 3), {"weight_decay": 0.5}
+    seen = []
+    for kind in ("AdamW", "Adam"):
+        weight = parameter(4, 3)
+        first = make_algorithm(impl, kind, [weight], weight_decay=0.0)
+        train(first, [weight], 1)
+        saved = first.state_dict()
+        saved["param_groups"][0].update(named(impl, kind, decayed))
+        second = make_algorithm(impl, "AdamW", [weight], **decayed)
+
+        def resume(optimizer=second, saved=saved, weight=weight):
+            optimizer.load_state_dict(saved)
+            train(optimizer, [weight], 2, seed=1)
+
+        if error_of(resume):
+            return
+        seen.append(weight)
+    expect_same_way(seen[1], seen[0].detach(), start, "the weight after a load of Adam's state", "AdamW")
 
 
 @pytest.mark.clause("ALGO-074")

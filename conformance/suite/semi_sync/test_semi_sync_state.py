@@ -237,6 +237,22 @@ def test_resume_without_global_state(impl, steps):
     expect_alike(optimizer, params, resumed, others, 6)
 
 
+@pytest.mark.clause("SEMI-006")
+@pytest.mark.parametrize(("before", "after", "steps"), [(2, 5, 8), (5, 2, 5)])
+def test_resume_with_other_distances(impl, before, after, steps):
+    """After a load with another `num_local_steps`, global steps follow its multiples."""
+    params, others = parameters(), parameters()
+    optimizer, _, _ = semisync(impl, params, every=before)
+    resumed, _, its_outer = semisync(impl, others, every=after)
+    train(optimizer, params, steps)
+    train(resumed, others, after, seed=30)
+    resumed.load_state_dict(snapshot(optimizer.state_dict()))
+    its_outer.counts.clear()
+    train(resumed, others, 7)
+    wanted = [count for count in range(steps + 1, steps + 8) if count % after == 0]
+    expect_equal(its_outer.counts, wanted, "local steps at each global step")
+
+
 @pytest.mark.clause("SEMI-017")
 def test_numbers_are_loaded(impl):
     """State that is a number instead of a tensor is loaded like the rest."""

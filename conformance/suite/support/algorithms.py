@@ -47,6 +47,10 @@ def make_algorithm(impl: Any, algorithm: str, weights: Any, lr: float = 0.1, **o
     return getattr(impl, algorithm)(weights, lr=lr, **{**MOMENTUM.get(algorithm, {}), **options})
 
 
+#: The other name by which a group may have an option.
+KEPT_AS = {"decoupled_weight_decay": "decay"}
+
+
 def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
     """Make an optimizer with other options that resumes from the state of an old one.
 
@@ -58,7 +62,8 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
     saved = snapshot(old.state_dict())
     own = kind.renamed(options) if isinstance(kind, Described) else options
     for group, new in zip(saved["param_groups"], fresh.param_groups, strict=True):
-        group.update({name: new[name] for name in own if name in new})
+        names = [name if name in new else KEPT_AS.get(name, name) for name in own]
+        group.update({name: new[name] for name in names if name in new})
     fresh.load_state_dict(saved)
     return fresh
 

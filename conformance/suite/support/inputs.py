@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,12 @@ def parameters(
 
 def _listed(params: Any) -> list[torch.Tensor]:
     return list(params.values()) if isinstance(params, Mapping) else list(params)
+
+
+def layouts(start: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return copies of a weight whose elements are in another order, or apart, in memory."""
+    yield "a transposed", start.t().contiguous().t()
+    yield "a spaced", torch.stack([start, start], dim=-1)[..., 0]
 
 
 def set_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:

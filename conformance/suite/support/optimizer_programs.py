@@ -9,6 +9,7 @@ import copy
 import io
 import math
 import pickle
+import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_equal
 from keyedopt.conformance.suite.support.device import the_device
-from keyedopt.conformance.suite.support.inputs import _numbers, warmup_stages
+from keyedopt.conformance.suite.support.inputs import _numbers, layouts, warmup_stages
 from keyedopt.conformance.suite.support.programs import FIRST_LR, OTHER_LRS, Program
 
 #: The learning rate that a warmup multiplies.
@@ -146,6 +147,8 @@ class OptimizerProgram(Program):
         super().__init__(operations, seed, dtype)
         count = self.choose.choice((1, 2, 3, 5, 9))
         self._shapes = {f"p{index}": self.choose.choice(shapes) for index in range(count)}
+        layout = random.Random(seed)  # of its own: `self.choose` goes on with the same numbers
+        self._layouts = {name: layout.randrange(3) for name in self._shapes}
         self._saves_groups = self.choose.random() < 0.5
         self._tree = self._draw(list(self._shapes), depth=2, warm=True)
         self._each = {name: OneParameter(make, self._new_param(name)) for name in self._shapes}
@@ -203,9 +206,15 @@ class OptimizerProgram(Program):
         seed = list(self._shapes).index(name)
         return torch.nn.Parameter(_numbers(self._shapes[name], seed).to(the_device(), self.dtype))
 
+    def _laid_out(self, name: str) -> torch.nn.Parameter:
+        """Return a new parameter that is contiguous, transposed or spaced."""
+        value = self._new_param(name).detach()
+        contiguous_first = [value, *(one for _, one in layouts(value))]
+        return torch.nn.Parameter(contiguous_first[self._layouts[name]])
+
     def _start(self) -> None:
         """Continue with new parameters and optimizers."""
-        self._params = {name: self._new_param(name) for name in self._shapes}
+        self._params = {name: self._laid_out(name) for name in self._shapes}
         self._optimizer = self._build(self._tree)
         self._optimizer.save_param_groups(self._saves_groups)
         for node in self._tree.nodes():
