@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect, expect_close, p_norm
+from keyedopt.conformance.suite.support.assertions import error_of, expect, expect_close, p_norm
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.embedding import collection, jagged
@@ -15,7 +15,6 @@ from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
-    error_of,
     everyone,
     everywhere,
     gathered,

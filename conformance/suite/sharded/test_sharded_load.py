@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, same_bits
+from keyedopt.conformance.suite.support.assertions import (
+    error_of,
+    expect,
+    expect_bits,
+    expect_equal,
+    same_bits,
+)
 from keyedopt.conformance.suite.support.device import full, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
-    error_of,
     everywhere,
     gathered,
     local_parts,

@@ -5,13 +5,18 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.assertions import (
+    error_of,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+)
 from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import linear, on_host, the_device
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
-    error_of,
     everyone,
     everywhere,
     gathered,

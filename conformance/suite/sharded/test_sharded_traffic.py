@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keyedopt.conformance.suite.support.assertions import expect, expect_equal
+from keyedopt.conformance.suite.support.assertions import error_of, expect, expect_equal
 from keyedopt.conformance.suite.support.embedding import collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_each_rank
-from keyedopt.conformance.suite.support.sharded import error_of, everyone, process_group, rank
+from keyedopt.conformance.suite.support.sharded import everyone, process_group, rank
 
 #: The numbers of ranks and of parameters.
 WORLDS, PARAMETERS = (10, 100, 1000), (1, 100)

@@ -6,14 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.assertions import (
+    error_of,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+)
 from keyedopt.conformance.suite.support.device import on_host, the_device, zeros
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.replicas import Outer, ScriptedManager
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
-    error_of,
     gathered,
     local_parts,
     rank,

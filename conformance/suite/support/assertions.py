@@ -172,15 +172,15 @@ def expect_raises(
     raise Mismatch(_of_kinds(expected, kinds), f"no error, returned {_text(result)}")
 
 
-def error_of(action: Callable[[], object]) -> Exception | None:
-    """Return the error of `action`, of any kind, or None: what a clause means by "or raises an error"."""
+def error_of(action: Callable[[], object]) -> str:
+    """Return the type and text of the error of `action`, of any kind, or an empty string if there is none."""
     try:
         action()
     except (MissingName, Mismatch):  # errors of the case, not of the implementation
         raise
     except Exception as error:
-        return error
-    return None
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _of_kinds(expected: str, kinds: Sequence[type[BaseException]]) -> str:

@@ -101,15 +101,6 @@ def table(rows: int, columns: int = 4, seed: int = 0) -> torch.Tensor:
     return _numbers((rows, columns), seed).to(the_device(), torch.float32)
 
 
-def error_of(call: Callable[[], Any]) -> str:
-    """Return the type and text of the error that a call raises, or an empty string."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def everywhere(value: Any) -> list[Any]:
     """Return a value of each rank."""
     found: list[Any] = [None] * size()
