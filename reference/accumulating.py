@@ -58,9 +58,8 @@ class Accumulating(RuleOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its window options; see `RuleOptimizer.add_param_group`."""
-        for name, value in (
-            vars(self).get("_window_options", {}).items()
-        ):  # a copy of the optimizer has them in its defaults
+        given = vars(self).get("_window_options", {})  # a copy of the optimizer has them in its defaults
+        for name, value in given.items():
             self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
 

@@ -233,6 +233,21 @@ def test_options_of_a_group(impl, kind):
 
 @pytest.mark.clause("ACC-003")
 @pytest.mark.parametrize("kind", ACCUMULATING)
+def test_options_of_a_group_are_loaded(impl, kind):
+    """A load restores for how many steps a group accumulates gradients."""
+    mine, other = fixed_table(), fixed_table()
+    optimizer, loaded = make_accumulating(impl, kind, [mine], 2), make_accumulating(impl, kind, [other], 5)
+    train_window(optimizer, mine, range(3))
+    with torch.no_grad():
+        other.copy_(mine)
+    loaded.load_state_dict(snapshot(optimizer.state_dict()))
+    train_window(optimizer, mine, range(3, 8))
+    train_window(loaded, other, range(3, 8))
+    expect_near(other, mine, "the parameter after the load")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("to_none", [True, False])
 def test_zero_grad_between_steps(impl, kind, to_none):
     """zero_grad, which every training loop calls between steps, does not change the window."""
