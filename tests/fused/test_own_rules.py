@@ -144,3 +144,20 @@ def test_a_copy_of_a_clipping_optimizer_has_the_same_process_groups(library):
         copied.step()
     assert torch.allclose(mine.detach(), torch.tensor([-0.6, -0.8]))
     assert not param.any()
+
+
+@both
+def test_names_of_torch_that_are_set_in_a_group(library):
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = library.Adam([param], weight_decay=0.5, decoupled_weight_decay=True)
+    (group,) = optimizer.param_groups
+    param.grad = torch.ones(2)
+    optimizer.step()
+    group["decoupled_weight_decay"] = False
+    resumed = library.Adam([param], decoupled_weight_decay=True)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed.param_groups[0]["decay"] == "l2"
+    before, group["amsgrad"] = param.detach().clone(), True
+    with pytest.raises(ValueError, match="amsgrad must be False"):
+        optimizer.step()
+    assert param.equal(before)
