@@ -90,6 +90,21 @@ def test_state_from_construction(impl, algorithm):
         expect_bits(entry["sum"], torch.full(tuple(SHAPES[algorithm]["sum"]), 0.25), "sum")
 
 
+@pytest.mark.clause("ALGO-114")
+@pytest.mark.needs("{algorithm}")
+@any_optimizer
+def test_state_that_is_read_before_the_first_step(impl, algorithm):
+    """Parameters whose state was read before the first step train like others."""
+    seen, wanted = tables(), tables()
+    optimizers = [make_algorithm(impl, algorithm, weights) for weights in (seen, wanted)]
+    if error_of(lambda: [optimizers[0].state[weight] for weight in seen]):
+        return  # it keeps state in another form
+    for optimizer, weights in zip(optimizers, (seen, wanted), strict=True):
+        train(optimizer, weights, 3)
+    for one, other in zip(seen, wanted, strict=True):
+        expect_bits(one.detach(), other.detach(), "the weight")
+
+
 @pytest.mark.clause("ALGO-072")
 @pytest.mark.needs("{algorithm}")
 @any_optimizer

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.device import tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
+    TABLES,
     collection,
     fit,
     jagged,
@@ -26,6 +27,11 @@ from keyedopt.conformance.suite.support.inputs import INTERPRETED
 
 #: One feature of two bags, with a duplicate.
 BAG = {"f": [[0, 3, 3], [5]]}
+
+
+def unlike_poolings(*poolings):
+    """Return tables with these poolings."""
+    return [(*table, pooling) for table, pooling in zip(TABLES, poolings, strict=True)]
 
 
 @pytest.mark.clause("FUSED-027")
@@ -116,7 +122,8 @@ def test_compiled_with_a_table_outside_the_loss(impl):
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 def test_compiled_into_one_graph(impl, kind):
     """A model in one graph trains and evaluates as without compiling; a second forward pass counts, too."""
-    module, other = (collection(impl, "Adam", kind=kind) for _ in range(2))
+    tables = unlike_poolings("SUM", "MEAN") if kind == "EmbeddingBagCollection" else TABLES
+    module, other = (collection(impl, "Adam", tables=tables, kind=kind) for _ in range(2))
 
     def loss(tables, features):
         found = [*tables(features).values(), *tables(features).values()]
@@ -139,13 +146,15 @@ def test_compiled_into_one_graph(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 def test_exported(impl):
     """An exported module gives the outputs of the module, also for features that it was not exported with."""
-    module = collection(impl, "Adagrad").eval()
     sizes = {name: ({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO}) for name in BAGS}
-    program = torch.export.export(module, (jagged(BAGS),), dynamic_shapes=(sizes,), strict=False).module()
-    for bags in (BAGS, {"f": [[5, 0, 4], []], "g": [[3], [2]], "h": [[], [4]]}):
-        seen, expected = program(jagged(bags)), module(jagged(bags))
-        for name, output in expected.items():
-            expect_bits(seen[name].detach(), output.detach(), f"output {name} of the exported module")
+    for poolings in (("SUM", "MEAN"), ("MEAN", "SUM")):
+        module = collection(impl, "Adagrad", tables=unlike_poolings(*poolings)).eval()
+        given = (jagged(BAGS),)
+        program = torch.export.export(module, given, dynamic_shapes=(sizes,), strict=False).module()
+        for bags in (BAGS, {"f": [[5, 0, 4], []], "g": [[3], [2]], "h": [[], [4, 1]]}):
+            seen, expected = program(jagged(bags)), module(jagged(bags))
+            for name, output in expected.items():
+                expect_bits(seen[name].detach(), output.detach(), f"output {name} of the exported module")
 
 
 @pytest.mark.clause("FUSED-100")

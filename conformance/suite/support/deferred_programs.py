@@ -74,8 +74,7 @@ class DeferredProgram(EmbeddingProgram):
         """Take the step of all gradients since the last one."""
         clipped = self._clipped(self._sums)
         for name in self._each.keys() & clipped.keys():
-            rows = sorted(self._rows[name])
-            self._each[name].train(self._lrs[name], rows, clipped[name][rows])
+            self._each[name].train(self._lrs[name], sorted(self._rows[name]), clipped[name])
         self._exact_dense = self._exact_dense - FIRST_LR * clipped.get(DENSE_KEY, torch.zeros(3))
         self._wrapper.step()
         self._drop()

@@ -106,9 +106,35 @@ def draw_tables(
     return tables
 
 
-def draw_batch(choose: random.Random, tables: Sequence[Table], keyed: bool) -> Batch:
-    """Draw the features of a lookup; if ``keyed`` the input may be a KeyedJaggedTensor."""
-    keyed = keyed and choose.random() < 0.5
+def draw_batch(
+    choose: random.Random, tables: Sequence[Table], keyed: bool, earlier: Batch | None = None
+) -> Batch:
+    """Draw the features of a lookup.
+
+    Args:
+        choose: the source of randomness.
+        tables: that look them up.
+        keyed: whether the input may be a KeyedJaggedTensor.
+        earlier: a batch whose lengths this one may repeat, with other rows.
+    """
+    if earlier and choose.random() < 0.25:
+        lengths = {name: [len(bag) for bag in bags] for name, bags in earlier.bags.items()}
+        keyed, inverse = earlier.keyed, earlier.inverse
+    else:
+        keyed = keyed and choose.random() < 0.5
+        lengths, inverse = _draw_lengths(choose, tables, keyed)
+    bags, weights = {}, {}
+    for feature, listed in lengths.items():
+        rows = range(min(table.rows for table in tables if feature in table.features))
+        bags[feature] = [[choose.choice(rows) for _ in range(length)] for length in listed]
+        weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in listed]
+    return Batch(bags, weights, keyed, inverse)
+
+
+def _draw_lengths(
+    choose: random.Random, tables: Sequence[Table], keyed: bool
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Return the lengths of the bags of each feature, and the bags of each row of its output."""
     features = list(dict.fromkeys(feature for table in tables for feature in table.features))
     sizes = dict.fromkeys(features, choose.choice(BAG_COUNTS))
     inverse = dict[str, list[int]]()
@@ -116,13 +142,11 @@ def draw_batch(choose: random.Random, tables: Sequence[Table], keyed: bool) -> B
         sizes = {feature: choose.choice(BAG_COUNTS) for feature in features}
         outputs = range(choose.choice(BAG_COUNTS))
         inverse = {feature: [choose.randrange(sizes[feature]) for _ in outputs] for feature in features}
-    bags, weights = {}, {}
+    lengths = {}
     for feature in features:
-        rows = range(min(table.rows for table in tables if feature in table.features))
-        lengths = [choose.choice(LENGTHS) for _ in range(sizes[feature])]
-        bags[feature] = [[choose.choice(rows) for _ in range(length)] for length in lengths]
-        weights[feature] = [[choose.choice(FACTORS) for _ in range(length)] for length in lengths]
-    return Batch(bags, weights, keyed, inverse)
+        some = (0,) if choose.random() < 0.15 else LENGTHS  # a feature may have no value in a batch
+        lengths[feature] = [choose.choice(some) for _ in range(sizes[feature])]
+    return lengths, inverse
 
 
 def values_of(output: Any) -> torch.Tensor:

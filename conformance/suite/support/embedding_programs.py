@@ -76,10 +76,17 @@ class SavedTables:
 
 @dataclass
 class OneTable:
-    """A module with only one table, which looks up each row once."""
+    """A module with only one table, which looks up each row once.
+
+    Args:
+        module: the module; it does not accumulate gradients.
+        window: the number of steps whose gradients are summed for one update.
+    """
 
     module: Any
+    window: int = 1
     history: list[Any] = field(default_factory=list)
+    _held: list[tuple[list[int], torch.Tensor]] = field(default_factory=list)
 
     def scale(self, factor: float) -> None:
         """Multiply the table in place."""
@@ -88,13 +95,19 @@ class OneTable:
             next(iter(tables_of(self.module).values())).mul_(factor)
 
     def train(self, lr: float, rows: list[int], grads: torch.Tensor) -> None:
-        """Take a step on rows with these gradients."""
+        """Take a step on rows with the gradients of the table."""
         self.history.append((OneTable.train, lr, rows, grads))
+        self._held.append((rows, grads))
+        if len(self._held) < self.window:
+            return
+        listed = sorted({row for some, _ in self._held for row in some})
+        total = torch.stack([one for _, one in self._held]).sum(0)[listed]
+        self._held.clear()
         for group in self.module.fused_optimizer.param_groups:
             group["lr"] = lr
-        output = values_of(self.module(jagged({"f": [[row] for row in rows] or [[]]}))["f"])
-        grads = grads if rows else torch.zeros(output.shape)
-        (output * as_tensor(grads).to(output.dtype)).sum().backward()
+        output = values_of(self.module(jagged({"f": [[row] for row in listed] or [[]]}))["f"])
+        total = total if listed else torch.zeros(output.shape)
+        (output * as_tensor(total).to(output.dtype)).sum().backward()
 
 
 class EmbeddingProgram(Program):
@@ -136,6 +149,7 @@ class EmbeddingProgram(Program):
         self._each = {table.name: self._make_one(table) for table in self._tables}
         self._pending: list[Pending] = []
         self._saved: SavedTables | None = None
+        self._batch: Batch | None = None
         self.done.append("; ".join(map(str, self._tables)) + (", weighted" if self._weighted else ""))
         self._start()
 
@@ -175,9 +189,13 @@ class EmbeddingProgram(Program):
     def _make_one(self, table: Table) -> OneTable:
         """Make a module with only this table, whose rows it does not weigh or divide."""
         single = table._replace(features=("f",), pooling="SUM")
-        module = collection(self._impl, *self._optimizer_of(table), tables=[single], kind=self._kind)
+        name, options = self._optimizer_of(table)
+        window = options.get("accumulate_step", 1)
+        if window > 1:
+            options["use_accumulate"] = False
+        module = collection(self._impl, name, options, tables=[single], kind=self._kind)
         _filled(self._tables.index(table))(tables_of(module)[table.name])
-        return OneTable(module)
+        return OneTable(module, window)
 
     def _output_names(self, table: Table) -> dict[str, str]:
         """Return the name of the output of each feature of a table."""
@@ -187,7 +205,8 @@ class EmbeddingProgram(Program):
     # --- operations ---------------------------------------------------------------------------------
 
     def _draw_batch(self) -> Batch:
-        return draw_batch(self.choose, self._tables, self._accepts_keyed)
+        self._batch = draw_batch(self.choose, self._tables, self._accepts_keyed, self._batch)
+        return copy.deepcopy(self._batch)
 
     def _expected(self, batch: Batch, table: Table, feature: str, weight: torch.Tensor) -> torch.Tensor:
         """Return the output of a feature of a table."""
@@ -272,7 +291,7 @@ class EmbeddingProgram(Program):
         """Update the modules with one table by the gradients of a backward pass, after the clipping."""
         clipped = self._clipped(grads)
         for name, listed in rows.items():
-            self._each[name].train(self._lrs[name], sorted(listed), clipped[name][sorted(listed)])
+            self._each[name].train(self._lrs[name], sorted(listed), clipped[name])
 
     def _clipped(self, grads: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the gradients as all clipping in force leaves them."""
@@ -328,13 +347,15 @@ class EmbeddingProgram(Program):
             self._clipping = [(kind, bound), *(self._clipping if nested else [])]
 
     def _freeze(self) -> None:
-        """Freeze a table, or unfreeze it."""
+        """Freeze a table or all, or unfreeze it or them."""
         if self._pending or self._impl.lacks(f"{POOLED}.frozen_tables"):
             return
         name = self.choose.choice(self._tables).name
-        self._frozen ^= {name}
-        self.note(name if name in self._frozen else f"{name} no longer")
-        tables_of(self._module)[name].requires_grad_(name not in self._frozen)
+        freeze, every = name not in self._frozen, self.choose.random() < 0.3
+        self.note(f"{'all' if every else name}{'' if freeze else ' no longer'}")
+        for one in self._each if every else [name]:
+            self._frozen = self._frozen | {one} if freeze else self._frozen - {one}
+            tables_of(self._module)[one].requires_grad_(not freeze)
 
     def _save(self) -> None:
         """Make a checkpoint."""
