@@ -8,14 +8,20 @@ import pytest
 from keyedopt.conformance.suite.support.deferred_programs import DeferredProgram, JointClippingError
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS
 from keyedopt.conformance.suite.support.embedding_programs import EmbeddingProgram
+from keyedopt.conformance.suite.support.inputs import INTERPRETED
 
 #: Options other than the learning rate, if the defaults leave out a part of the algorithm.
 OF_PROGRAMS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
 
+#: How many programs there are for each optimizer: few in Triton's interpreter, which is slow.
+TIMES = 1 if INTERPRETED else 4
+#: The seeds and dtypes of programs with one optimizer.
+PLAIN = [(0, "float32"), (1, "float64"), (2, "float32"), (3, "float32")][: 2 if INTERPRETED else 4]
+
 
 @pytest.mark.clause("FUSED-107")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
-@pytest.mark.parametrize(("seed", "of"), [(0, "float32"), (1, "float64"), (2, "float32"), (3, "float32")])
+@pytest.mark.parametrize(("seed", "of"), PLAIN)
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_programs(impl: Any, optimizer: str, seed: int, of: str) -> None:
     """A module trains each table like a module with only this table."""
@@ -39,7 +45,7 @@ def test_programs_of_several_optimizers(impl: Any, optimizer: str) -> None:
 @pytest.mark.clause("FUSED-107")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
 @pytest.mark.parametrize(
-    ("seed", "optimizer"), enumerate(["AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"] * 4)
+    ("seed", "optimizer"), enumerate(["AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"] * TIMES)
 )
 def test_programs_with_windows(impl: Any, optimizer: str, seed: int) -> None:
     """The same holds for optimizers that accumulate gradients: each table has its own window."""
@@ -52,7 +58,9 @@ def test_programs_with_windows(impl: Any, optimizer: str, seed: int) -> None:
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingCollection", "{optimizer}")
 @pytest.mark.needs("CombinedOptimizer", "KeyedOptimizerWrapper")
 @pytest.mark.needs("GradientClippingOptimizer", "GradientClipping")
-@pytest.mark.parametrize(("seed", "optimizer"), enumerate(["SGD", "RowWiseAdagrad", "Adagrad", "Adam"] * 4))
+@pytest.mark.parametrize(
+    ("seed", "optimizer"), enumerate(["SGD", "RowWiseAdagrad", "Adagrad", "Adam"] * TIMES)
+)
 def test_programs_with_joint_clipping(impl: Any, optimizer: str, seed: int) -> None:
     """The same holds for updates that a joint norm with a dense parameter defers to the step."""
     with contextlib.suppress(JointClippingError):
