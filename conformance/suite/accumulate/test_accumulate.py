@@ -248,6 +248,22 @@ def test_options_of_a_group_are_loaded(impl, kind):
 
 @pytest.mark.clause("ACC-003")
 @pytest.mark.parametrize("kind", ACCUMULATING)
+def test_accumulation_begins_later(impl, kind):
+    """The first window after steps without one continues from their state."""
+    mine, other = fixed_table(), fixed_table()
+    optimizer, torchs = getattr(impl, kind)([mine], lr=0.125), plain(kind)([other], lr=0.125)
+    train_window(optimizer, mine, range(3))
+    train_window(torchs, other, range(3))
+    for group in optimizer.param_groups:
+        group.update(use_accumulate=True, accumulate_step=2)
+    train_window(optimizer, mine, range(3, 5))
+    other.grad = gradient_of_step(3) + gradient_of_step(4)
+    torchs.step()
+    expect_near(mine, other, "the parameter after the window")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("to_none", [True, False])
 def test_zero_grad_between_steps(impl, kind, to_none):
     """zero_grad, which every training loop calls between steps, does not change the window."""

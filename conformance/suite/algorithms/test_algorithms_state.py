@@ -1,6 +1,7 @@
 """The state of the algorithms: names, shapes, saving, loading, copying."""
 
 import copy
+import functools
 import io
 import pickle
 
@@ -28,7 +29,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import OTHER, documented_state, named
+from keyedopt.conformance.suite.support.described import OTHER, MissingName, documented_state, named
 from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values
 from keyedopt.conformance.suite.support.options import ADAMS
@@ -164,25 +165,79 @@ def test_options_loaded(impl, algorithm):
 @pytest.mark.clause("ALGO-113")
 @pytest.mark.needs("Adam", "AdamW")
 def test_adamw_resumes_adam(impl):
-    """AdamW that has loaded the state of Adam decays as AdamW, or raises an error."""
-    start, decayed = parameter(4, 3), {"weight_decay": 0.5}
-    seen = []
+    """AdamW that has loaded the state of Adam decays as AdamW in each group, or raises an error."""
+    decayed, seen = {"weight_decay": 0.5}, []
     for kind in ("AdamW", "Adam"):
-        weight = parameter(4, 3)
-        first = make_algorithm(impl, kind, [weight], weight_decay=0.0)
-        train(first, [weight], 1)
+        weights = tables()
+        first = make_algorithm(impl, kind, in_groups(weights), weight_decay=0.0)
+        train(first, weights, 1)
         saved = first.state_dict()
-        saved["param_groups"][0].update(named(impl, kind, decayed))
-        second = make_algorithm(impl, "AdamW", [weight], **decayed)
-
-        def resume(optimizer=second, saved=saved, weight=weight):
-            optimizer.load_state_dict(saved)
-            train(optimizer, [weight], 2, seed=1)
-
-        if error_of(resume):
+        for group in saved["param_groups"]:
+            group.update(named(impl, kind, decayed))
+        second = make_algorithm(impl, "AdamW", in_groups(weights), **decayed)
+        if error_of(functools.partial(resume, second, saved, weights)):
             return
-        seen.append(weight)
-    expect_same_way(seen[1], seen[0].detach(), start, "the weight after a load of Adam's state", "AdamW")
+        seen.append(weights)
+    for one, other, start in zip(*seen, tables(), strict=True):
+        expect_same_way(other, one.detach(), start, "the weight after a load of Adam's state", "AdamW")
+
+
+def in_groups(weights):
+    """Return groups of one weight, with unlike learning rates."""
+    return [{"params": [weight], "lr": 0.1 * (1 + index)} for index, weight in enumerate(weights)]
+
+
+def resume(optimizer, saved, weights):
+    """Load a state and take two steps."""
+    optimizer.load_state_dict(saved)
+    train(optimizer, weights, 2, seed=2)
+
+
+#: Options, in the words of torch, of the checkpoints that torch's classes exchange.
+EXCHANGED = [
+    *(("SGD", options) for options in ({}, {"momentum": 0.9, "nesterov": True}, {"maximize": True})),
+    *(("Adagrad", options) for options in ({}, {"lr_decay": 0.5}, {"weight_decay": 0.25})),
+    *(("Adam", options) for options in ({}, {"weight_decay": 0.25}, {"maximize": True})),
+    ("Adam", {"weight_decay": 0.25, "decoupled_weight_decay": True}),
+    *(("AdamW", options) for options in ({}, {"weight_decay": 0.25})),
+]
+
+
+@pytest.mark.clause("ALGO-115")
+@pytest.mark.plain_only("it has groups of its own")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(("algorithm", "options"), EXCHANGED)
+@pytest.mark.parametrize("into", ["torch", "implementation"])
+def test_checkpoints_of_torch(impl, algorithm, options, into):
+    """A checkpoint of two groups is resumed by torch's class of the same name, and the other way round."""
+    if lacking := [option for option in options if impl.lacks(f"{algorithm}.{option}")]:
+        getattr(impl, f"{algorithm}.{lacking[0]}")  # unsupported
+    mine, torchs = (functools.partial(getattr(each, algorithm), lr=0.5) for each in (impl, torch.optim))
+    ends = []
+    for made in (mine, torchs):
+        weights = tables()
+        train(made(in_groups(weights), **options), weights, 3)
+        ends.append(weights)
+    for one, other, start in zip(*ends, tables(), strict=True):
+        need_same_formula(impl, algorithm, one, other, start)
+    first, second = (mine, torchs) if into == "torch" else (torchs, mine)
+    weights = tables()
+    optimizer = first(in_groups(weights), **options)
+    train(optimizer, weights, 1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    if error_of(functools.partial(resume, second(in_groups(weights)), saved, weights)):
+        return
+    for one, other, start in zip(weights, ends[1], tables(), strict=True):
+        expect_same_way(one, other.detach(), start, "the weight after the load", algorithm)
+
+
+def need_same_formula(impl, algorithm, seen, torchs, start):
+    """Raise MissingName, so that the case is unsupported, if training differs from that of torch's class."""
+    try:
+        expect_same_way(seen, torchs.detach(), start, "the weight", algorithm)
+    except Mismatch:
+        name = f"{algorithm}.formula of torch"
+        raise MissingName(f"{algorithm} has another formula than torch's", name=name) from None
 
 
 @pytest.mark.clause("ALGO-074")
