@@ -56,6 +56,8 @@ def __getattr__(name: str) -> Any:
     }
     fixed = {option: getattr(default, "value", default) for option, default in options.items()}
     lacking = [f"{one}.{rest}" for one in having] if rest else []
+    if rest in ("", "decay"):  # torch's name for it cannot be given beside one that is always given
+        lacking.append("Adam.decoupled_weight_decay")
     return Implementation(
         name=name,
         root="keyedopt.reference",

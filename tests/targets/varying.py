@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
         areas=("algorithms",),
         dtypes=("float32", "float64"),
         absent=(
-            *("Adam.decay", "Adam.eps_placement", "Adam.bias_correction"),
+            *("Adam.decay", "Adam.decoupled_weight_decay", "Adam.eps_placement", "Adam.bias_correction"),
             *(algorithm for algorithm in DEFAULTS if algorithm != "Adam"),
         ),
         variants={"Adam": name.replace("__", " ")},
