@@ -164,11 +164,12 @@ def test_options_loaded(impl, algorithm):
 
 @pytest.mark.clause("ALGO-113")
 @pytest.mark.needs("Adam", "AdamW")
-def test_adamw_resumes_adam(impl):
+@pytest.mark.parametrize("count", [1, 2])
+def test_adamw_resumes_adam(impl, count):
     """AdamW that has loaded the state of Adam decays as AdamW in each group, or raises an error."""
     decayed, seen = {"weight_decay": 0.5}, []
     for kind in ("AdamW", "Adam"):
-        weights = tables()
+        weights = tables(count)
         first = make_algorithm(impl, kind, in_groups(weights), weight_decay=0.0)
         train(first, weights, 1)
         saved = first.state_dict()
@@ -178,7 +179,7 @@ def test_adamw_resumes_adam(impl):
         if error_of(functools.partial(resume, second, saved, weights)):
             return
         seen.append(weights)
-    for one, other, start in zip(*seen, tables(), strict=True):
+    for one, other, start in zip(*seen, tables(count), strict=True):
         expect_same_way(other, one.detach(), start, "the weight after a load of Adam's state", "AdamW")
 
 
