@@ -9,10 +9,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     need_switch,
     trained_copy,
 )
-from keyedopt.conformance.suite.support.assertions import (
-    error_of,
-    expect,
-)
+from keyedopt.conformance.suite.support.assertions import error_of, expect
 from keyedopt.conformance.suite.support.described import OTHER
 from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import (
-    error_of,
-    expect,
-    expect_close,
-    expect_equal,
-    p_norm,
-)
+from keyedopt.conformance.suite.support.assertions import error_of, expect, expect_close, expect_equal, p_norm
 from keyedopt.conformance.suite.support.clipping import local, spread, zeros_with_grads
 from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping

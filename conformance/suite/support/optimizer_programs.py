@@ -209,8 +209,8 @@ class OptimizerProgram(Program):
     def _laid_out(self, name: str) -> torch.nn.Parameter:
         """Return a new parameter that is contiguous, transposed or spaced."""
         value = self._new_param(name).detach()
-        contiguous_first = [value, *(one for _, one in layouts(value))]
-        return torch.nn.Parameter(contiguous_first[self._layouts[name]])
+        forms = [value, *(one for _, one in layouts(value))]
+        return torch.nn.Parameter(forms[self._layouts[name]])
 
     def _start(self) -> None:
         """Continue with new parameters and optimizers."""
