@@ -62,14 +62,18 @@ def check_torch_options(options: Mapping[str, Any], accepted: Collection[str]) -
 
 
 def as_saved(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
-    """Return the options of a group with numbers for enumerations, and torch's name of decoupled decay."""
-    group = dict(group)
-    rename_torch_options(group, accepted)
+    """Return the options of a group with numbers for enumerations, and torch's name of decoupled decay.
+
+    Other names of torch are left out: a step raises if one was set that has no support.
+    """
+    kept = {name: value for name, value in group.items() if name not in accepted}
+    if DECOUPLED in accepted and DECOUPLED in group:  # set since the last step
+        kept["decay"] = decay_of(group[DECOUPLED])
     saved = {
         name: ENUMERATIONS[name].index(type(ENUMERATIONS[name][0])(value)) if name in ENUMERATIONS else value
-        for name, value in group.items()
+        for name, value in kept.items()
     }
-    decay = group.get("decay", Decay.L2)  # a hook may have removed it
+    decay = kept.get("decay", Decay.L2)  # a hook may have removed it
     is_decoupled = DECOUPLED in accepted and Decay(decay) is Decay.DECOUPLED
     return saved | ({DECOUPLED: True} if is_decoupled else {})
 

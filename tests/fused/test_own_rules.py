@@ -158,6 +158,7 @@ def test_names_of_torch_that_are_set_in_a_group(library):
     resumed.load_state_dict(optimizer.state_dict())
     assert resumed.param_groups[0]["decay"] == "l2"
     before, group["amsgrad"] = param.detach().clone(), True
+    assert "amsgrad" not in optimizer.state_dict()["param_groups"][0]
     with pytest.raises(ValueError, match="amsgrad must be False"):
         optimizer.step()
     assert param.equal(before)
