@@ -1,6 +1,7 @@
 """The backend of vectorized torch, for every device, dtype and algorithm."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from keyedopt.fused.backends.memory import check_lookups
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 WIDE = (torch.float32, torch.float64)
+#: Between the seeds of two tables. A torch generator on the CPU uses the low 32 bits.
+APART = 0x9E3779B1
 
 
 class TorchBackend(Backend):
@@ -49,7 +52,8 @@ class TorchBackend(Backend):
         """Update rows by gradients that are summed already."""
         for given in gradients:
             if given.rows.numel():
-                _update(tables[given.table], given.rows, given.grads, step)
+                drawn = step if step.seed is None else replace(step, seed=step.seed + given.table * APART)
+                _update(tables[given.table], given.rows, given.grads, drawn)
 
 
 def _looked_up(weight: Tensor, lookup: Lookup) -> Tensor:

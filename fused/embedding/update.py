@@ -1,6 +1,7 @@
 """One step of an embedding module, after a backward pass: checked as a whole, then written."""
 
 import functools
+import zlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -176,6 +177,8 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
     else:
         for count in set(counts.values()):
             by_count[count] = [lookup for lookup in lookups if counts[lookup.table] == count]
+    if seed is not None:
+        seed = _draws_of(group, seed[0]), seed[1]
     updates = []
     for count, listed in by_count.items():
         counter = group.counter(next(iter(_tables_of(listed))))
@@ -201,6 +204,11 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
         if not group.counted and seed is None:
             group.last = step, backend
     return updates
+
+
+def _draws_of(group: TableGroup, seed: int) -> int:
+    """Return the seed of a group: backends number the tables of each group from 0 on."""
+    return (seed + zlib.crc32(group.names[0].encode())) % (1 << 63)
 
 
 def _needs_sums(options: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from keyedopt import fused
 from keyedopt.fused.backends.rounding import round_into
 
 
@@ -35,3 +36,22 @@ def test_rounding_of_what_is_not_finite():
     assert seen[:2].tolist() == [float("inf"), -float("inf")]
     assert seen[2].isnan()
     assert seen[3].isinf()
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_tables_draw_numbers_of_their_own(backend, groups):
+    configs = [
+        fused.EmbeddingBagConfig(4, 512, name, torch.bfloat16, [name], init_fn=torch.nn.init.ones_)
+        for name in ("a", "b")
+    ]
+    options = {"lr": 2.0**-10, "weight_decay": 0.0}
+    module = fused.EmbeddingBagCollection(configs, fused.SGD, options, backend=backend, rounding_seed=3)
+    if groups == 2:
+        weight = module.embedding_bags["b"].weight
+        fused.apply_optimizer_in_backward(fused.SGD, [weight], {**options, "weight_decay": 1e-30})
+    inputs = {name: (torch.arange(4), torch.arange(5)) for name in ("a", "b")}
+    sum(output.sum() for output in module(inputs).values()).backward()
+    one, other = (table.weight.detach() for table in module.embedding_bags.values())
+    assert len(module.fused_optimizer.param_groups) == groups
+    assert 0.1 < (one != other).double().mean() < 0.9

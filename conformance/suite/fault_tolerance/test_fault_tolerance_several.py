@@ -1,9 +1,17 @@
 """Fault tolerance: several hooks, and several parameters of which the last one is invalid."""
 
+import functools
+
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect_equal, expect_raises, snapshot
+from keyedopt.conformance.suite.support.assertions import (
+    error_of,
+    expect,
+    expect_equal,
+    expect_raises,
+    snapshot,
+)
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, train
 from keyedopt.conformance.suite.support.replicas import ScriptedManager, torch_optimizer
 
@@ -40,3 +48,16 @@ def test_the_last_parameter_is_updated_in_the_backward(impl, groups):
         NotImplementedError,
         expected="an error",
     )
+
+
+@pytest.mark.clause("FT-017")
+@pytest.mark.needs("apply_optimizer_in_backward", "KeyedOptimizerWrapper")
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_keyed_group_is_updated_in_the_backward(impl, place):
+    """A group that lists a parameter by its key, and that the backward pass updates, raises an error."""
+    params = [parameter(3, seed=index) for index in range(3)]
+    impl.apply_optimizer_in_backward(torch.optim.SGD, [params[1 + place]], {"lr": 0.1})
+    inner = impl.KeyedOptimizerWrapper({"p0": params[0]}, functools.partial(torch.optim.SGD, lr=0.1))
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
+    added = {f"p{index}": params[index] for index in (1, 2)}
+    expect(error_of(lambda: optimizer.add_param_group({"params": added})), "an error", "none")

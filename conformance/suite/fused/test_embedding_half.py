@@ -141,6 +141,36 @@ def test_rounding(impl, dtype):
     expect(float(errors.abs().max()) <= 1.5, "errors of at most 1.5 ULP", float(errors.abs().max()))
 
 
+@pytest.mark.clause("FUSED-108")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.rounding_seed", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_draws_of_several_steps(impl, optimizer, dtype):
+    """Steps, tables and rows draw numbers of their own, and the same seed draws the same numbers."""
+    width, steps, unit = 128 if INTERPRETED else 512, 8, torch.finfo(getattr(torch, dtype)).eps
+    pair = [("t", 8, width, ("f",)), ("u", 8, width, ("g",))]
+
+    def trained(**more: Any) -> torch.Tensor:
+        module = collection(impl, optimizer, {"lr": unit / 4}, pair, dtype=dtype, **more)
+        with torch.no_grad():
+            for table in tables_of(module).values():
+                table.fill_(1.5)
+        bags = jagged({name: [[row] for row in range(8)] for name in ("f", "g")})
+        for _ in range(steps):
+            torch.autograd.backward([output.sum() for output in module(bags).values()])
+        return torch.cat([table.detach() for table in tables_of(module).values()])
+
+    rows = trained(rounding_seed=7)
+    expect_bits(trained(rounding_seed=7), rows, "tables with the same seed")
+    if rows.dtype.itemsize > 2:
+        expect_bits(rows, trained(), "tables that are not rounded")
+        return
+    # An element moves by Bernoulli(1/4) units in a step: the variance of eight is 1.5, of equal draws 12.
+    moved = (1.5 - exactly(rows)) / unit
+    expect(abs(float(moved.mean()) - steps / 4) <= 0.2, "a mean of 2 units in 8 steps", float(moved.mean()))
+    expect(1.0 <= float(moved.var()) <= 2.2, "a variance of 1.5 units", float(moved.var()))
+    expect_equal(len(torch.unique(moved, dim=0)), 16, "rows with draws of their own")
+
+
 @pytest.mark.clause("FUSED-096")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.optimizer_state_dtypes")
 @pytest.mark.parametrize("momentum", ["float16", "bfloat16"])
