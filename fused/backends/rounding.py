@@ -20,8 +20,7 @@ def round_into(weight: Tensor, values: Tensor, seed: int | None) -> None:
         weight.copy_(values)
         return
     info = torch.finfo(weight.dtype)
-    generator = torch.Generator(values.device).manual_seed(seed)
-    draws = torch.rand(values.shape, generator=generator, device=values.device, dtype=values.dtype)
+    draws = _uniform(values, seed)
     # The float32 spacings in one spacing of the weight's dtype: sums of draws on that grid are exact.
     steps = info.eps * 2**23
     draws = draws.mul_(steps).floor_().div_(steps)
@@ -29,3 +28,13 @@ def round_into(weight: Tensor, values: Tensor, seed: int | None) -> None:
     spacing = torch.ldexp(torch.full_like(values, info.eps), exponent)
     rounded = values.div(spacing).add_(draws).floor_().mul_(spacing).clamp_(-info.max, info.max)
     weight.copy_(torch.where(values.abs() <= info.max, rounded, values))
+
+
+def _uniform(like: Tensor, seed: int) -> Tensor:
+    """Draw on the device, or on the CPU for a device that has no generators."""
+    try:
+        generator = torch.Generator(like.device)
+    except (RuntimeError, NotImplementedError):
+        return _uniform(torch.empty_like(like, device="cpu"), seed).to(like.device)
+    generator.manual_seed(seed)
+    return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -240,6 +240,10 @@ def _split_by_window(update: GroupUpdate, step: PlannedStep, deferred: Container
         left += [Lookup(table, rows, grad=grads) for rows, grads in windows[table].parts()]
         step.full.append(windows[table])
     update.lookups = left
+    if left and isinstance(update.step.count, Tensor):  # that of a table whose window may be unfinished
+        counter = group.counter(left[0].table)
+        assert counter is not None
+        update.step = replace(update.step, count=counter.reshape(()))
 
 
 def _needs_row_count(update: GroupUpdate) -> bool:

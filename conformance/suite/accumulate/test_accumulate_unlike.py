@@ -120,6 +120,34 @@ def test_windows_of_weighted_bags(impl: Any, pooling: str, kind: str) -> None:
             expect_near(tables_of(module)[name], table, f"table {name}")
 
 
+@pytest.mark.clause("ACC-021")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("late", ["t", "u"])
+def test_tables_with_unlike_windows(impl: Any, late: str, kind: str) -> None:
+    """Tables whose windows end in different backward passes train like those of modules with one table."""
+    options = {"use_accumulate": True, "accumulate_step": 2}
+    tables = [("t", 6, 4, ("f",)), ("u", 6, 4, ("h",))]
+    together = collection(impl, kind, options, tables)
+    apart = {table[0]: collection(impl, kind, options, [table]) for table in tables}
+    for name, alone in apart.items():
+        with torch.no_grad():
+            tables_of(alone)[name].copy_(tables_of(together)[name])
+    for step in range(5):
+        bags = {feature: [[step, 1], [step]] for feature in ("f", "h")}
+        outputs, losses = together(jagged(bags)), []
+        for name, _, _, (feature,) in tables:
+            if name == late and not step:
+                continue
+            alone = apart[name](jagged({feature: bags[feature]}))[feature]
+            factor = gradient_of_step(step)[: len(alone)].to(alone.dtype)
+            (alone * factor).sum().backward()
+            losses.append((outputs[feature] * factor).sum())
+        torch.stack(losses).sum().backward()
+        for name, alone in apart.items():
+            expect_near(tables_of(together)[name], tables_of(alone)[name], f"table {name}")
+
+
 @pytest.mark.clause("ACC-021", "ACC-022")
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)
