@@ -4,6 +4,7 @@ import ast
 import difflib
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import subprocess
@@ -304,8 +305,9 @@ def test_types(tmp_path):
     for part, folder in FOLDERS.items():
         (tmp_path / "keyedopt" / part).symlink_to(folder)
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache"), "--namespace-packages", "--explicit-package-bases"]
-    done = subprocess.run([*command, "keyedopt"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command += ["--namespace-packages", "--explicit-package-bases", "keyedopt"]
+    cache = {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache"), **os.environ}
+    done = subprocess.run(command, cwd=tmp_path, env=cache, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -32,7 +32,14 @@ from keyedopt.conformance import spec
 
 ROOT = Path(__file__).parents[2]
 #: The parts that the long loops are divided into; `.ci/run` runs one of them.
-PARTS = 6
+PARTS = 8
+#: The files whose tests share fixtures and take longest, which are dealt out to the parts.
+LONGEST_TOGETHER = (
+    *("test_documentation", "test_without_values", "test_triton_compiled", "test_findings"),
+    *("test_triton_traffic", "test_triton_interpreter", "test_suite_verdicts", "test_tutorial"),
+    *("test_signals", "test_fused_checkpoints", "test_build", "test_benchmarks_pytest"),
+    *("test_compiled_tables", "test_repeat"),
+)
 Item = TypeVar("Item")
 #: The call of a test without parameters.
 NO_PARAMETERS = SimpleNamespace(params={})
@@ -141,11 +148,15 @@ def part_of(item: pytest.Item, long: Iterable[Any]) -> int:
     The tests of a file share fixtures, so they are in one part. The items of a loop with ``spread=True`` take
     turns.
     """
-    mark = item.get_closest_marker("complete")
-    if mark is None or not mark.kwargs.get("spread"):
-        return int(rank("", item.path.stem), 16) % PARTS + 1
-    members = [other.nodeid for other in long if _loop(other) == _loop(item)]
-    return (int(rank("", _loop(item)), 16) + members.index(item.nodeid)) % PARTS + 1
+    mark, file = item.get_closest_marker("complete"), item.path.stem
+    if mark is not None and mark.kwargs.get("spread"):
+        members = [other.nodeid for other in long if _loop(other) == _loop(item)]
+        place = int(rank("", _loop(item)), 16) + members.index(item.nodeid)
+    elif file in LONGEST_TOGETHER:
+        place = LONGEST_TOGETHER.index(file)
+    else:
+        place = int(rank("", file), 16)
+    return place % PARTS + 1
 
 
 def _loop(item: pytest.Item) -> str:

@@ -15,6 +15,8 @@ OF_PROGRAMS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5}}
 
 #: How many programs there are for each optimizer: few in Triton's interpreter, which is slow.
 TIMES = 1 if INTERPRETED else 4
+#: The operations of a program.
+COUNT = 12 if INTERPRETED else 24
 #: The seeds and dtypes of programs with one optimizer.
 PLAIN = [(0, "float32"), (1, "float64"), (2, "float32"), (3, "float32")][: 2 if INTERPRETED else 4]
 
@@ -28,7 +30,8 @@ def test_programs(impl: Any, optimizer: str, seed: int, of: str) -> None:
     options = OF_PROGRAMS.get(optimizer, {})
     if seed % 2 and optimizer != "SparseAdam" and not impl.lacks(f"{optimizer}.weight_decay"):
         options = {**options, "weight_decay": 0.125}
-    EmbeddingProgram(impl, [(optimizer, options)], 10 * FUSED_OPTIMIZERS.index(optimizer) + seed, of).run(24)
+    number = 10 * FUSED_OPTIMIZERS.index(optimizer) + seed
+    EmbeddingProgram(impl, [(optimizer, options)], number, of).run(COUNT)
 
 
 @pytest.mark.clause("FUSED-107")
@@ -39,7 +42,7 @@ def test_programs_of_several_optimizers(impl: Any, optimizer: str) -> None:
     """The same holds for tables with several optimizers."""
     third = {"weight_decay": 0.125} if impl.lacks("SGD.rows") else {"weight_decay": 0.125, "rows": "nonzero"}
     optimizers = [("SGD", OF_PROGRAMS["SGD"]), (optimizer, {}), ("SGD", third)]
-    EmbeddingProgram(impl, optimizers, FUSED_OPTIMIZERS.index(optimizer), "float32").run(24)
+    EmbeddingProgram(impl, optimizers, FUSED_OPTIMIZERS.index(optimizer), "float32").run(COUNT)
 
 
 @pytest.mark.clause("FUSED-107")
@@ -50,7 +53,7 @@ def test_programs_of_several_optimizers(impl: Any, optimizer: str) -> None:
 def test_programs_with_windows(impl: Any, optimizer: str, seed: int) -> None:
     """The same holds for optimizers that accumulate gradients: each table has its own window."""
     options = {"use_accumulate": True, "accumulate_step": 2 + seed // 3 % 2}
-    EmbeddingProgram(impl, [(optimizer, options)], seed, "float32", without=["clip"]).run(24)
+    EmbeddingProgram(impl, [(optimizer, options)], seed, "float32", without=["clip"]).run(COUNT)
 
 
 @pytest.mark.clause("FUSED-081", "FUSED-107")
@@ -64,4 +67,4 @@ def test_programs_with_windows(impl: Any, optimizer: str, seed: int) -> None:
 def test_programs_with_joint_clipping(impl: Any, optimizer: str, seed: int) -> None:
     """The same holds for updates that a joint norm with a dense parameter defers to the step."""
     with contextlib.suppress(JointClippingError):
-        DeferredProgram(impl, [(optimizer, OF_PROGRAMS.get(optimizer, {}))], seed, "float32").run(24)
+        DeferredProgram(impl, [(optimizer, OF_PROGRAMS.get(optimizer, {}))], seed, "float32").run(COUNT)
