@@ -62,6 +62,13 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_xdist_auto_num_workers():
+    """Return one process more than there are cores: many tests wait for a limit or another process."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_configure(config):
     """Decide which set of tests is run, once for all processes of pytest."""
     seed = getattr(config, "workerinput", {}).get("sample") or config.getoption("--sample") or commit()
