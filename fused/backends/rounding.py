@@ -34,7 +34,7 @@ def _uniform(like: Tensor, seed: int) -> Tensor:
     """Draw on the device, or on the CPU for a device that has no generators."""
     try:
         generator = torch.Generator(like.device)
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return _uniform(torch.empty_like(like, device="cpu"), seed).to(like.device)
     generator.manual_seed(seed)
     return torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype)

@@ -13,7 +13,7 @@ from keyedopt.fused.backends.memory import check_lookups
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 WIDE = (torch.float32, torch.float64)
-#: Between the seeds of two tables. A torch generator on the CPU uses the low 32 bits.
+#: The distance between the seeds of two tables. A CPU generator uses only the low 32 bits of a seed.
 APART = 0x9E3779B1
 
 

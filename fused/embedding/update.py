@@ -178,7 +178,7 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
         for count in set(counts.values()):
             by_count[count] = [lookup for lookup in lookups if counts[lookup.table] == count]
     if seed is not None:
-        seed = _draws_of(group, seed[0]), seed[1]
+        seed = _seed_of(group, seed[0]), seed[1]
     updates = []
     for count, listed in by_count.items():
         counter = group.counter(next(iter(_tables_of(listed))))
@@ -206,8 +206,8 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
     return updates
 
 
-def _draws_of(group: TableGroup, seed: int) -> int:
-    """Return the seed of a group: backends number the tables of each group from 0 on."""
+def _seed_of(group: TableGroup, seed: int) -> int:
+    """Return a seed of its own for a group: backends number the tables of each group from 0 on."""
     return (seed + zlib.crc32(group.names[0].encode())) % (1 << 63)
 
 

@@ -54,4 +54,5 @@ def test_tables_draw_numbers_of_their_own(backend, groups):
     sum(output.sum() for output in module(inputs).values()).backward()
     one, other = (table.weight.detach() for table in module.embedding_bags.values())
     assert len(module.fused_optimizer.param_groups) == groups
-    assert 0.1 < (one != other).double().mean() < 0.9
+    # An element moves in one of four draws, so 3/8 of the pairs differ, within six standard deviations.
+    assert abs((one != other).double().mean() - 3 / 8) <= 6 * (3 / 8 * 5 / 8 / one.numel()) ** 0.5

@@ -115,10 +115,11 @@ def test_what_a_graph_replays_draws_like_the_steps_that_it_replaces(monkeypatch,
     given = []
     monkeypatch.setattr(TorchBackend, "counts_steps", lambda backend, device: on_device)
     monkeypatch.setattr(TorchBackend, "update", lambda this, tables, lookups, step: given.append(step.seed))
-    module = made(algorithm, rounding_seed=7)
-    for _ in range(3):
-        step(module)
-    assert [seed - given[0] for seed in given] == added
+    for seed in (7, 8):
+        module = made(algorithm, rounding_seed=seed)
+        for _ in range(3):
+            step(module)
+    assert [seed - given[0] for seed in given] == [*added, *(1 + one for one in added)]
 
 
 def test_a_capture_of_the_tables_device_counts(monkeypatch):

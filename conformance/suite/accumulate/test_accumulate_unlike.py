@@ -131,22 +131,22 @@ def test_tables_with_unlike_windows(impl: Any, late: str, kind: str) -> None:
     tables = [("t", 6, 4, ("f",)), ("u", 6, 4, ("h",))]
     together = collection(impl, kind, options, tables)
     apart = {table[0]: collection(impl, kind, options, [table]) for table in tables}
-    for name, alone in apart.items():
+    for name, module in apart.items():
         with torch.no_grad():
-            tables_of(alone)[name].copy_(tables_of(together)[name])
+            tables_of(module)[name].copy_(tables_of(together)[name])
     for step in range(5):
         bags = {feature: [[step, 1], [step]] for feature in ("f", "h")}
         outputs, losses = together(jagged(bags)), []
         for name, _, _, (feature,) in tables:
             if name == late and not step:
                 continue
-            alone = apart[name](jagged({feature: bags[feature]}))[feature]
-            factor = gradient_of_step(step)[: len(alone)].to(alone.dtype)
-            (alone * factor).sum().backward()
-            losses.append((outputs[feature] * factor).sum())
+            output = apart[name](jagged({feature: bags[feature]}))[feature]
+            grad = gradient_of_step(step)[: len(output)].to(output.dtype)
+            output.backward(grad)
+            losses.append((outputs[feature] * grad).sum())
         torch.stack(losses).sum().backward()
-        for name, alone in apart.items():
-            expect_near(tables_of(together)[name], tables_of(alone)[name], f"table {name}")
+        for name, module in apart.items():
+            expect_near(tables_of(together)[name], tables_of(module)[name], f"table {name}")
 
 
 @pytest.mark.clause("ACC-021", "ACC-022")

@@ -166,7 +166,9 @@ def test_draws_of_several_steps(impl, optimizer, dtype):
     if rows.dtype.itemsize > 2:
         expect_bits(rows, trained(), "tables that are not rounded")
         return
-    # An element moves by Bernoulli(1/4) units in a step, whose variance is 3/16; equal draws move all alike.
+    # Each step moves an element by 1 unit with probability 1/4.
+    # The variances of 3/16 add up; with equal draws in each step they grow faster.
+    # The bounds are at least 4 standard deviations of the mean and 7 of the variance.
     moved = (1.5 - exactly(rows)) / unit
     mean, variance = (float(of(moved)) / steps for of in (torch.mean, torch.var))
     expect(abs(mean - 1 / 4) <= 1 / 32, "a mean of 1/4 unit in each step", mean)
