@@ -1,14 +1,10 @@
-// Update rows from sorted lookups, and pool rows. Included inside the namespace of an instruction set, after rules.h
-// and sums.h.
+// Update rows from sorted lookups, and pool rows. Included inside the namespace of an instruction set, after
+// rules.h and sums.h.
 
-// Number of lookups between a prefetch and its use in a forward pass. Their memory must fit in the second cache.
-inline int64_t ahead_of(int64_t bytes) {
-  const int64_t fit = 16384 / bytes;
-  return fit < 16 ? 16 : fit < 64 ? fit : 64;
-}
+constexpr int64_t kDistance = 16;  // lookups between a prefetch and its use in a forward pass
 
-// Return whether so many lookups bring a table of narrow rows into the second cache: a line has several rows, and to
-// prefetch each row would take longer than to wait for a few lines.
+// Return whether so many lookups bring a table of narrow rows into the second cache: a line has several rows,
+// and to prefetch each row would take longer than to wait for a few lines.
 inline bool soon_cached(const Table& table, int64_t count) {
   const int64_t row = table.dim * (table.dtype == kFloat ? 4 : 2), bytes = table.rows * row;
   return row <= 32 && bytes <= kCached && bytes <= 256 * count;
@@ -37,8 +33,7 @@ struct Gradients {
 
 template <class K, bool kSimple>
 void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
-  sum_of<float>(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, scratch,
-                out);
+  sum_of(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, scratch, out);
 }
 
 inline bool simple(const Job& job) { return !job.scaled && job.shift >= 64; }
@@ -70,8 +65,8 @@ void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& s
 
 // Sum the run that begins at entry i separately; return its end.
 template <class K>
-int64_t alone(const Job& job, const Entry<K>* entries, int64_t i, int64_t end, int64_t place, Scratch& scratch,
-              Hot** hot) {
+int64_t alone(const Job& job, const Entry<K>* entries, int64_t i, int64_t end, int64_t place,
+              Scratch& scratch, Hot** hot) {
   const int64_t j = run_end(entries, i, end), row = static_cast<int64_t>(entries[i].key);
   if (*hot && j - i > kHot) {
     *(*hot)++ = {i, j, place};
@@ -123,50 +118,53 @@ void segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end
   }
 }
 
-// The rows of a bag.
+// The rows of a bag, and of the bags that follow it in memory, up to value `end`.
 template <class W>
 struct Bag {
   const W* weight;
   int64_t dim;
   const int64_t* values;
   const float* weights;
+  int64_t end;
 
   const W* operator[](int64_t i) const { return weight + values[i] * dim; }
-  bool far() const { return false; }  // earlier bags have prefetched them
-  void fill(int64_t from, int64_t count, const W** rows, float* scale) const {
-    for (int64_t i = 0; i < count; ++i) {
-      rows[i] = (*this)[from + i];
-      if (scale) scale[i] = weights[from + i];
-    }
-  }
+  const W* later(int64_t i) const { return (*this)[i + kDistance < end ? i + kDistance : end - 1]; }
+  Bag from(int64_t i) const { return {weight, dim, values + i, weights ? weights + i : nullptr, end - i}; }
 };
+
+// Sum the rows of a bag, block by block.
+template <class W>
+void pool(const Bag<W>& bag, int64_t count, Scratch& scratch, float* out) {
+  if (count <= kBlock) {
+    block(bag, bag.weights, count, bag.dim, out);
+    return;
+  }
+  const Total total(scratch.blocks, bag.dim);
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const Bag<W> some = bag.from(i);
+    block(some, some.weights, count - i < kBlock ? count - i : kBlock, bag.dim, scratch.leaf);
+    total.add(scratch.leaf);
+  }
+  total.round(out);
+}
 
 template <class W>
 void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t end, Scratch& scratch) {
-  const W* weight = static_cast<const W*>(table.weight);
-  const int64_t dim = table.dim;
-  const int64_t size = dim * static_cast<int64_t>(sizeof(W)), distance = ahead_of(size);
-  const int64_t last = lookup.offsets ? lookup.offsets[end] : end;
-  int64_t ahead = soon_cached(table, lookup.count) ? last : lookup.offsets ? lookup.offsets[begin] : begin;
+  const int64_t dim = table.dim, size = dim * static_cast<int64_t>(sizeof(W));
+  const auto place = [&](int64_t b) { return lookup.offsets ? lookup.offsets[b] : b; };
+  const Bag<W> all{static_cast<const W*>(table.weight), dim, lookup.values, lookup.weights, place(end)};
+  for (int64_t i = place(begin), n = 0; i < all.end && n < kDistance; ++i, ++n) prefetch(all[i], 0, size);
   for (int64_t b = begin; b < end; ++b) {
-    const int64_t i = lookup.offsets ? lookup.offsets[b] : b;
-    const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
-    for (const int64_t until = j + distance < last ? j + distance : last; ahead < until; ++ahead)
-      prefetch<kFar>(weight + lookup.values[ahead] * dim, 0, size);
+    const int64_t i = place(b), count = place(b + 1) - i;
     float* out = lookup.out + b * lookup.stride;
-    if (i == j) {
+    if (count == 0) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
       continue;
     }
-    const Bag<W> bag{weight, dim, lookup.values + i, lookup.weights ? lookup.weights + i : nullptr};
-    if (j - i <= kBlock) {
-      block(bag, bag.weights, j - i, dim, out);
-    } else {
-      sum_of<W>(bag, j - i, dim, lookup.weights != nullptr, scratch, out);
-    }
-    if (!lookup.mean || j - i == 1) continue;
+    pool(all.from(i), count, scratch, out);
+    if (!lookup.mean || count == 1) continue;
     constexpr bool kWhole = false;
-    const vf length = set1(static_cast<float>(j - i));
+    const vf length = set1(static_cast<float>(count));
     KEYEDOPT_COLUMNS(dim) { put(out + c, get(out + c, n) / length, n); }
   }
 }
@@ -183,7 +181,8 @@ void update_rows(const Rule& rule, const Table& table, Update update, const int6
     const int64_t count = end - i < kTogether ? end - i : kTogether, left = end - i - count;
     const int64_t coming = left < kTogether ? left : kTogether, far = left - coming;
     prefetch_rows(table, rows + i + count + coming, far < kTogether ? far : kTogether);
-    update(rule, table, {rows + i, grads + i * stride, stride, count, rows + i + count, coming}, scratch.work);
+    update(rule, table, {rows + i, grads + i * stride, stride, count, rows + i + count, coming},
+           scratch.work);
   }
 }
 
@@ -191,9 +190,13 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
   const uint64_t limit = static_cast<uint64_t>(rows);
   for (int64_t i = begin; i < end; i += 256) {
     const int64_t until = end - i < 256 ? end : i + 256;
-    uint64_t bad = 0;
-    for (int64_t k = i; k < until; ++k) bad |= static_cast<uint64_t>(values[k]) >= limit ? 1u : 0u;
-    if (!bad) continue;
+    uint64_t signs =
+        0;  // of a value and of its distance to the last row: a comparison of unsigned numbers is slow
+    for (int64_t k = i; k < until; ++k) {
+      const uint64_t value = static_cast<uint64_t>(values[k]);
+      signs |= value | (limit - 1 - value);
+    }
+    if (signs >> 63 == 0) continue;
     for (int64_t k = i; k < until; ++k)
       if (static_cast<uint64_t>(values[k]) >= limit) return k;
   }
@@ -223,18 +226,17 @@ constexpr Update kFtrlRule = each<W, ftrl<W, (kDim > 0)>>;
 // A rule for every dtype and width.
 #define KEYEDOPT_WIDTHS(rule, W) {rule<W, 0>, rule<W, 16>, rule<W, 64>, rule<W, 128>}
 #define KEYEDOPT_RULE(rule) \
-  { KEYEDOPT_WIDTHS(rule, float), KEYEDOPT_WIDTHS(rule, half), KEYEDOPT_WIDTHS(rule, bfloat) }
+  {KEYEDOPT_WIDTHS(rule, float), KEYEDOPT_WIDTHS(rule, half), KEYEDOPT_WIDTHS(rule, bfloat)}
 
-const Kernels kernels = {{KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule),
-                          KEYEDOPT_RULE(kRowwiseAdagradRule), KEYEDOPT_RULE(kAdamRule),
-                          KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
-                          KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule),
-                          KEYEDOPT_RULE(kFtrlRule)},
-                         segment<uint32_t>,
-                         segment<uint64_t>,
-                         chunk<uint32_t>,
-                         chunk<uint64_t>,
-                         combine,
-                         look_up,
-                         update_rows,
-                         outside};
+const Kernels kernels = {
+    {KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule), KEYEDOPT_RULE(kRowwiseAdagradRule),
+     KEYEDOPT_RULE(kAdamRule), KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
+     KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule), KEYEDOPT_RULE(kFtrlRule)},
+    segment<uint32_t>,
+    segment<uint64_t>,
+    chunk<uint32_t>,
+    chunk<uint64_t>,
+    combine,
+    look_up,
+    update_rows,
+    outside};

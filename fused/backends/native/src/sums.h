@@ -1,13 +1,14 @@
-// Sum gathered rows in registers. Long sums are made of blocks and chunks, so that the rounding error is small and the
-// order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
+// Sum gathered rows in registers. Long sums are made of blocks and chunks, so that the rounding error is
+// small and the order does not depend on threads. Included inside the namespace of an instruction set, after
+// its vectors.
 
 // A vector is two registers in AVX2; a call, which GCC may prefer, would pass both through memory.
 #define KEYEDOPT_INLINE __attribute__((always_inline))
 
 // Load sixteen columns from column c on, or the last n < 16, of each row; multiply by its scale if kScaled.
-template <class Pointers, bool kScaled, bool kWhole>
+template <class Pointer, bool kScaled, bool kWhole>
 struct Column {
-  const Pointers& rows;
+  Pointer* rows;
   const float* scale;
   int64_t c, n;
 
@@ -17,35 +18,41 @@ struct Column {
     return kScaled ? fma(at(i + 1), set1(scale[i + 1]), one(i)) : one(i) + at(i + 1);
   }
   KEYEDOPT_INLINE vf four(int64_t i) const { return two(i) + two(i + 2); }
-  KEYEDOPT_INLINE vf eight(int64_t i) const { return four(i) + four(i + 4); }
 };
 
-// Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Eight rows are summed pairwise: the error then
-// grows with an eighth of the number of rows, and several loads overlap.
+// Prefetch columns [c, c + 16 kVectors) of a row that comes after row i, if `rows` knows the rows to come.
+template <int kVectors, class T>
+KEYEDOPT_INLINE inline void touch(const T* const*, int64_t, int64_t) {}
+template <int kVectors, class Rows>
+KEYEDOPT_INLINE inline void touch(const Rows& rows, int64_t i, int64_t c) {
+  prefetch(rows.later(i) + c, 0, 16 * kVectors * static_cast<int64_t>(sizeof(rows[0][0])));
+}
+
+// Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Four rows are summed pairwise: the error
+// then grows with a quarter of the number of rows, and several loads overlap. Prefetches stand between the
+// sums, because a processor waits after a few of them.
 template <int kVectors, bool kScaled, bool kWhole = true, class Pointers>
 inline void strip(const Pointers& rows, const float* scale, int64_t count, int64_t c, int64_t n, float* out) {
   vf sum[kVectors];
-#define KEYEDOPT_ADD(terms)                                                              \
-  _Pragma("GCC unroll 8") for (int k = 0; k < kVectors; ++k) sum[k] =                    \
-      sum[k] + Column<Pointers, kScaled, kWhole>{rows, scale, c + 16 * k, n}.terms(i)
+#define KEYEDOPT_ADD(terms, number)                                                                     \
+  {                                                                                                     \
+    decltype(&rows[0][0]) at[number];                                                                   \
+    _Pragma("GCC unroll 4") for (int r = 0; r < number; ++r) at[r] = rows[i + r];                       \
+    _Pragma("GCC unroll 8") for (int k = 0; k < kVectors; ++k) {                                        \
+      _Pragma("GCC unroll 4") for (int r = number * k / kVectors; r < number * (k + 1) / kVectors; ++r) \
+          touch<kVectors>(rows, i + r, c);                                                              \
+      const Column<decltype(&rows[0][0]), kScaled, kWhole> column{at, kScaled ? scale + i : scale,      \
+                                                                  c + 16 * k, n};                       \
+      sum[k] = sum[k] + column.terms(0);                                                                \
+    }                                                                                                   \
+    i += number;                                                                                        \
+  }
   int64_t i = 0;
 #pragma GCC unroll 8
   for (int k = 0; k < kVectors; ++k) sum[k] = set1(-0.0f);  // -0 + x has the bits of x, also for x = -0
-  if (count & 1) {
-    KEYEDOPT_ADD(one);
-    i += 1;
-  }
-  if (count & 2) {
-    KEYEDOPT_ADD(two);
-    i += 2;
-  }
-  if (count & 4) {
-    KEYEDOPT_ADD(four);
-    i += 4;
-  }
-  for (; i < count; i += 8) {
-    KEYEDOPT_ADD(eight);
-  }
+  if (count & 1) KEYEDOPT_ADD(one, 1)
+  if (count & 2) KEYEDOPT_ADD(two, 2)
+  while (i < count) KEYEDOPT_ADD(four, 4)
 #undef KEYEDOPT_ADD
 #pragma GCC unroll 8
   for (int k = 0; k < kVectors; ++k) put(out + c + 16 * k, sum[k], kWhole ? 16 : n);
@@ -102,12 +109,12 @@ struct Total {
   }
 };
 
-// Sum the rows of `blocks`, block by block: fill(i, n, rows, scale) stores n rows from row i on, far() returns whether
-// to prefetch them.
-template <class T, class Blocks>
+// Sum the rows of `blocks`, block by block: fill(i, n, rows, scale) stores n rows from row i on, far()
+// returns whether to prefetch them.
+template <class Blocks>
 inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, Scratch& scratch,
                    float* out) {
-  const T* rows[2][kBlock];
+  const float* rows[2][kBlock];
   float scales[2][kBlock];
   const auto scale = [&](int of) { return scaled ? scales[of] : nullptr; };
   int64_t some = count < kBlock ? count : kBlock;
