@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference.keyed.initialize import initialize
+from keyedopt.reference.keyed.initialize import initialize, sparse_rows
 
 
 def find_global_step(optimizer: Any) -> Callable[[torch.Tensor, Any], object]:
@@ -113,7 +113,7 @@ def dummy_global_step(optimizer: Any, sparse: set[str]) -> None:
     for key, param in optimizer.params.items():  # a global step may replace gradients
         if param.requires_grad:
             zeros = torch.zeros_like(param)
-            param.grad = zeros.to_sparse() if key in sparse else zeros
+            param.grad = sparse_rows(zeros) if key in sparse else zeros
 
 
 def unscale_once(optimizer: Any) -> bool:

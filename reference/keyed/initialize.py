@@ -16,6 +16,7 @@ from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.shards import local_tensors
 from keyedopt.reference.keyed.state import check_entry
 from keyedopt.reference.keyed.values import clone, extract
+from keyedopt.reference.window import Window
 
 if TYPE_CHECKING:
     from keyedopt.reference.keyed.base import KeyedOptimizer
@@ -34,7 +35,7 @@ def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
     for key, param in optimizer.params.items():
         if param.requires_grad:
             zeros = torch.zeros_like(param)
-            param.grad = zeros.to_sparse() if key in sparse else zeros
+            param.grad = sparse_rows(zeros) if key in sparse else zeros
     for group in optimizer.param_groups:
         if "weight_decay" in group and isinstance(group, MutableMapping):
             group["weight_decay"] = 0.0
@@ -49,12 +50,18 @@ def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
         for piece, value in zip(pieces, values, strict=True):
             piece.copy_(value)
         for param, entry in optimizer.state.items():
-            if param in before:
-                pending = PendingLoad()
-                check_entry(entry, before[param], [], pending)
-                pending.run()
-            else:
-                _reset_counters(entry)
+            had = before.get(param, {})
+            old, new = ({key: entry[key] for key in entry if (key in had) is known} for known in (True, False))
+            pending = PendingLoad()
+            check_entry(old, had, [], pending)
+            pending.run()
+            _reset_counters(new)
+            entry.update({**old, **new})
+
+
+def sparse_rows(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient in the sparse layout of an embedding's: only rows are sparse."""
+    return gradient.to_sparse(min(1, gradient.dim()))
 
 
 def _tensors(group: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -65,6 +72,8 @@ def _reset_counters(entry: MutableMapping[Any, Any]) -> None:
     for key, value in entry.items():
         if isinstance(value, MutableMapping):
             _reset_counters(value)
+        elif isinstance(value, Window):
+            value.clear()
         elif key == "step":
             if isinstance(value, torch.Tensor):
                 value.detach().zero_()

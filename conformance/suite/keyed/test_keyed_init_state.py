@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.accumulate import ACCUMULATING, make_accumulating
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
@@ -120,6 +121,24 @@ def test_training_is_the_same_with_and_without_it(impl, name, decay):
         expect_close(others[key], param, f"{key} after ten steps", ulps=4)
 
 
+@pytest.mark.clause("KEYED-075")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_windows_start_with_nothing(impl, kind):
+    """A window of accumulation that init_state creates contains no micro-batch."""
+    params, others = {"p0": parameter(4, 2)}, {"p0": parameter(4, 2)}
+    made, plain = (
+        impl.KeyedOptimizerWrapper(each, lambda listed: make_accumulating(impl, kind, listed, 3))
+        for each in (params, others)
+    )
+    made.init_state()
+    for _ in range(4):
+        for each, optimizer in ((params, made), (others, plain)):
+            set_grads(each)
+            optimizer.step()
+        expect_bits(params["p0"].detach(), others["p0"].detach(), "the parameter after init_state")
+
+
 @pytest.mark.clause("KEYED-076")
 @pytest.mark.parametrize("kind", ["tensor", "number"])
 def test_step_counts_start_at_nothing(impl, kind):
@@ -218,6 +237,18 @@ def test_gradients_are_zero_and_sparse_where_named(impl, dtype):
     expect_bits(sparse.to_dense(), torch.zeros(4, 2, dtype=number), "the sparse gradient")
     dense.add_(1)
     expect_bits(params["other"].grad, torch.zeros(4, 2, dtype=number), "the gradient of another parameter")
+
+
+@pytest.mark.clause("KEYED-079")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])
+def test_sparse_gradients_of_each_shape(impl, algorithm):
+    """An optimizer that trains rows takes the sparse zero gradient of a parameter of any shape."""
+    params = {"p0": parameter(4, 2), "p1": parameter(3), "p2": parameter(2, 2, 2)}
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda given: getattr(impl, algorithm)(given, lr=0.1))
+    optimizer.init_state(set(params))
+    for key, param in params.items():
+        expect(param.grad.is_sparse, f"a sparse gradient of {key}", param.grad.layout)
 
 
 @pytest.mark.clause("KEYED-079")

@@ -48,6 +48,17 @@ def test_groups_are_loaded_when_they_are_saved(impl):
 
 
 @pytest.mark.clause("KEYED-041")
+@pytest.mark.parametrize("saved", ["tensor", "number"])
+def test_a_number_is_loaded_over_a_tensor(impl, saved):
+    """A learning rate in a tensor gets the saved value, which may be a tensor or a number."""
+    optimizer = grouped(impl, [(["p0"], {"lr": 0.5}), (["p1"], {"lr": tensor(0.5)})])
+    given = [2.0, tensor(4.0) if saved == "tensor" else 4.0]
+    listed = [{"params": [f"p{at}"], "lr": rate} for at, rate in enumerate(given)]
+    optimizer.load_state_dict({"state": {}, "param_groups": listed})
+    expect_equal([float(rate) for rate in rates(optimizer)], [2.0, 4.0], "rates")
+
+
+@pytest.mark.clause("KEYED-041")
 def test_an_int_is_loaded_over_a_float_in_a_group(impl):
     """Numbers of another type are loaded in groups, as in state."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5})])
