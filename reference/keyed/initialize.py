@@ -51,7 +51,9 @@ def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
             piece.copy_(value)
         for param, entry in optimizer.state.items():
             had = before.get(param, {})
-            old, new = ({key: entry[key] for key in entry if (key in had) is known} for known in (True, False))
+            old, new = (
+                {key: entry[key] for key in entry if (key in had) is known} for known in (True, False)
+            )
             pending = PendingLoad()
             check_entry(old, had, [], pending)
             pending.run()

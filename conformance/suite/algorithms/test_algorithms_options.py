@@ -183,6 +183,27 @@ def test_maximize_with_each_decay(impl, algorithm, option, value):
     expect_ascent(impl, algorithm, {"weight_decay": 0.125, option: value})
 
 
+@pytest.mark.clause("ALGO-021")
+@pytest.mark.needs("Ftrl.maximize", "Ftrl.{option}")
+@pytest.mark.parametrize("option", ["l1", "l2", "l2_shrinkage", "beta", "lr_power"])
+def test_maximize_with_each_option_of_ftrl(impl, option):
+    """With maximize only the gradient is negated; penalties still pull the weights to zero."""
+    expect_ascent(impl, "Ftrl", {option: TWO[option][1]})
+
+
+@pytest.mark.clause("ALGO-023")
+@pytest.mark.needs("Adam.eps_placement", "Adam.bias_correction")
+@pytest.mark.parametrize("placement", TWO["eps_placement"])
+def test_eps_placement_with_counts_of_rows(impl, placement):
+    """With dense gradients rows count like the parameter, so eps has the same place with bias_correction."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    (one, _), (other, _) = (
+        trained_copy(impl, "Adam", start, grads, eps=0.5, eps_placement=placement, bias_correction=counts)
+        for counts in TWO["bias_correction"]
+    )
+    expect_close(other.detach(), one.detach().double(), f"the weight with {placement}", ulps=16)
+
+
 @pytest.mark.clause("ALGO-022")
 @pytest.mark.needs("{algorithm}.decay")
 @pytest.mark.parametrize(

@@ -109,6 +109,25 @@ def test_clipped_step_of_unlike_members(impl: Any, fused: tuple[bool, bool], kin
 
 
 @pytest.mark.clause("CLIP-083")
+@pytest.mark.needs("SGD")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("own", ["first", "last"])
+def test_clipped_step_of_own_beside_torch(impl: Any, own: str, kind: str) -> None:
+    """A clipped step covers an optimizer of the implementation beside a fused one of torch."""
+
+    def combined(params: dict[str, Any]) -> Any:
+        first, rest = {"p0": params["p0"]}, {key: params[key] for key in ("p1", "p2")}
+        mine = keyed_by_factory(impl, lambda given: impl.SGD(given, lr=0.1))
+        theirs = keyed_by_factory(impl, torch_factory(torch.optim.SGD, lr=0.1, fused=True))
+        one, other = (mine, theirs) if own == "first" else (theirs, mine)
+        return impl.CombinedOptimizer([("a", one(first)), ("b", other(rest))])
+
+    expect_as_by_hand(
+        impl, combined, lambda params: torch.optim.SGD(params.values(), lr=0.1), kind, give=give_early_grads
+    )
+
+
+@pytest.mark.clause("CLIP-083")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("algorithm", list(OWN_INNER))

@@ -61,3 +61,14 @@ def test_a_keyed_group_is_updated_in_the_backward(impl, place):
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
     added = {f"p{index}": params[index] for index in (1, 2)}
     expect(error_of(lambda: optimizer.add_param_group({"params": added})), "an error", "none")
+
+
+@pytest.mark.clause("FT-017")
+@pytest.mark.needs("apply_optimizer_in_backward")
+def test_a_group_of_one_parameter_is_updated_in_the_backward(impl):
+    """A group whose parameters are one tensor, which the backward pass updates, raises an error."""
+    params = [parameter(3, seed=index) for index in range(2)]
+    impl.apply_optimizer_in_backward(torch.optim.SGD, [params[1]], {"lr": 0.1})
+    inner = torch.optim.SGD([params[0]], lr=0.1)
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
+    expect(error_of(lambda: optimizer.add_param_group({"params": params[1]})), "an error", "none")

@@ -3,7 +3,6 @@
 import copy
 import gc
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -18,18 +17,12 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_of,
     train_rows,
 )
-from keyedopt.conformance.suite.support.inputs import parameters
-from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
-
-
-def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) -> Any:
-    """Put clipping around a fused optimizer; return None if that raises ValueError, which is accepted."""
-    try:
-        return impl.GradientClippingOptimizer(
-            optimizer, getattr(impl.GradientClipping, kind), bound, **options
-        )
-    except ValueError:
-        return None
+from keyedopt.conformance.suite.support.joint_clipping import (
+    backpropagate,
+    clipped_unless_refused,
+    dense_with_joint_clipping,
+    mixed_tree,
+)
 
 
 @pytest.mark.clause("FUSED-072")
@@ -40,7 +33,7 @@ def test_clipping_by_value(impl, window):
     accumulating = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
     chosen = "AccumulateSGD" if accumulating else "SGD"
     module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
-    if clipped(impl, module.fused_optimizer, "VALUE", 0.5) is None:
+    if clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 0.5) is None:
         return
     before = tables_of(module)["t"].detach().clone()
     rows = [[0, [0.25, 0.5, -0.5, 0.0]], [0, [0.125, 0.5, -0.5, 0.0]], [1, [0.25, -8.0, 0.0, 0.5]]]
@@ -60,7 +53,7 @@ def test_clipping_by_norm(impl, norm_type):
     """Clipping by norm uses the norm of the summed gradients of all rows of all tables, or raises."""
     tables = (("t", 6, 4, ("f",)), ("u", 5, 4, ("h",)))
     module = collection(impl, "SGD", {"lr": 1.0}, tables=tables)
-    wrapper = clipped(impl, module.fused_optimizer, "NORM", 1.0, norm_type=norm_type)
+    wrapper = clipped_unless_refused(impl, module.fused_optimizer, "NORM", 1.0, norm_type=norm_type)
     if wrapper is None:
         return
     before = snapshot(tables_of(module))
@@ -86,7 +79,7 @@ def test_clipping_by_norm(impl, norm_type):
 def test_tracked_norm_of_tables(impl, kind):
     """With track_grad_norm every kind records the norm of the gradients in the backward pass, or raises."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
-    wrapper = clipped(impl, module.fused_optimizer, kind, 1.0, track_grad_norm=True)
+    wrapper = clipped_unless_refused(impl, module.fused_optimizer, kind, 1.0, track_grad_norm=True)
     if wrapper is None:
         return
     for size in (1.0, 4.0):
@@ -102,7 +95,7 @@ def test_tracked_norm_of_tables(impl, kind):
 def test_clipped_gradients_make_the_state(impl, optimizer, kind):
     """The whole update, including state, uses the clipped gradient; or clipping raises."""
     module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
-    wrapper = clipped(impl, module.fused_optimizer, kind, 0.5)
+    wrapper = clipped_unless_refused(impl, module.fused_optimizer, kind, 0.5)
     if wrapper is None:
         return
     for sizes in ([0.25, -8.0, 0.125, 2.0], [0.125, 0.25, -0.125, 0.25]):
@@ -119,42 +112,12 @@ def test_clipped_gradients_make_the_state(impl, optimizer, kind):
 def test_clipping_by_norm_nonfinite(impl):
     """A non-finite norm corrupts no row whose gradient is finite."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
-    if clipped(impl, module.fused_optimizer, "NORM", 1.0) is None:
+    if clipped_unless_refused(impl, module.fused_optimizer, "NORM", 1.0) is None:
         return
     grads = ones(2, 4)
     grads[0, 0] = float("nan")
     (module(jagged({"f": [[0], [1]]}))["f"] * grads).sum().backward()
     expect(torch.isfinite(tables_of(module)["t"].detach()[1:]).all(), "finite rows", tables_of(module)["t"])
-
-
-def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
-    """Make a module with a table, a dense parameter, and clipping around both; return whether it warned.
-
-    Clipping is None if it raises ValueError.
-    """
-    accumulating = {name: value for name, value in options.items() if "accumulate" in name}
-    more = {name: value for name, value in options.items() if name not in accumulating}
-    chosen = "AccumulateSGD" if accumulating else "SGD"
-    module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
-    return module, *dense_with_joint_clipping(impl, module.fused_optimizer, kind, **more)
-
-
-def dense_with_joint_clipping(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
-    """Make a dense parameter, and clipping around it and another member; return whether it warned."""
-    params = parameters(1)
-    sgd = torch_factory(torch.optim.SGD, lr=1.0, fused=options.pop("fused", False))
-    dense = impl.KeyedOptimizerWrapper(params, sgd)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        whole = clipped(impl, impl.CombinedOptimizer([member, dense]), kind, 0.5, **options)
-    return params["p0"], whole, bool(caught)
-
-
-def backpropagate(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
-    """Backpropagate gradients to rows of the table, and add one to the gradient of a dense parameter."""
-    (module(jagged({"f": [[row] for row in rows]}))["f"] * tensor(grads)).sum().backward()
-    added = tensor(dense)
-    weight.grad = added if weight.grad is None else weight.grad + added
 
 
 @pytest.mark.clause("FUSED-073")
@@ -235,7 +198,7 @@ def test_two_modules_by_norm(impl):
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        wrapper = clipped(impl, whole, "NORM", 0.5)
+        wrapper = clipped_unless_refused(impl, whole, "NORM", 0.5)
     if wrapper is None or caught:
         return
     before = [tables_of(module)["t"].detach().clone() for module in modules]
@@ -320,7 +283,7 @@ def test_joint_clipping_that_is_gone(impl):
 def test_joint_clipping_that_is_gone_before_its_step(impl):
     """A deferred update is applied once or dropped, within the bounds left."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
-    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    inner = clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return
     weight, whole, warned = dense_with_joint_clipping(impl, inner)
@@ -360,7 +323,7 @@ def test_joint_clipping_that_is_copied(impl):
 def test_nested_clipping(impl):
     """Clipping around clipping applies both bounds; a new clipping wrapper replaces the earlier one."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
-    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    inner = clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return
 
@@ -369,9 +332,9 @@ def test_nested_clipping(impl):
         (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
         return round(before - float(tables_of(module)["t"].detach()[0, 0]), 4)
 
-    clipped(impl, inner, "VALUE", 0.5)
+    clipped_unless_refused(impl, inner, "VALUE", 0.5)
     expect_equal(taken(), 0.25, "step bounded by both wrappers")
-    clipped(impl, module.fused_optimizer, "VALUE", 2.0)
+    clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 2.0)
     expect_equal(taken(), 2.0, "step bounded only by the new clipping")
 
 
@@ -384,7 +347,7 @@ def test_clipping_around_wrapped_clipping(impl, bounds):
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     optimizer = module.fused_optimizer
     for bound in bounds:
-        optimizer = clipped(impl, impl.OptimizerWrapper(optimizer), "VALUE", bound)
+        optimizer = clipped_unless_refused(impl, impl.OptimizerWrapper(optimizer), "VALUE", bound)
         if optimizer is None:
             return
     before = float(tables_of(module)["t"].detach()[0, 0])
@@ -399,7 +362,7 @@ def test_clipping_around_wrapped_clipping(impl, bounds):
 def test_joint_clipping_around_clipping(impl):
     """Joint clipping around the clipping of a table applies both bounds in each step."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
-    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    inner = clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return
     weight, whole, warned = dense_with_joint_clipping(impl, inner)
@@ -421,13 +384,13 @@ def test_joint_clipping_around_clipping(impl):
 def test_clipping_in_place_of_joint_clipping(impl):
     """Clipping of one table that replaces joint clipping acts in the backward pass."""
     module, _, whole, warned = mixed_tree(impl)
-    if whole is None or warned or clipped(impl, module.fused_optimizer, "VALUE", 2.0) is None:
+    if whole is None or warned or clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 2.0) is None:
         return
     before = tables_of(module)["t"].detach().clone()
     (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
     taken = (before - tables_of(module)["t"].detach())[0]
     expect_close(taken.double(), torch.full((4,), 2.0).double(), "the step of the table", ulps=2**32)
-    clipped(impl, module.fused_optimizer, "VALUE", 0.125)  # and in the reverse order
+    clipped_unless_refused(impl, module.fused_optimizer, "VALUE", 0.125)  # and in the reverse order
     weight, whole, _ = dense_with_joint_clipping(impl, module.fused_optimizer)
     before = tables_of(module)["t"].detach().clone()
     backpropagate(module, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [4.0, 0.0, 0.0])

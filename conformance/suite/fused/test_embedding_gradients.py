@@ -218,6 +218,30 @@ def test_rates_of_tables_between_forward_and_backward(impl, groups):
 
 
 @pytest.mark.clause("FUSED-047")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("how", ["plain", "eval"])
+def test_gradient_of_weights_without_training(impl, kind, how):
+    """Tables without an optimizer, and in evaluation, multiply by weights, which receive their gradient."""
+    module = collection(impl, None if how == "plain" else "SGD", kind=kind, weighted=True)
+    module.train(how == "plain")
+    features = jagged(BAGS, WEIGHTS)
+    for *_, weights in features.values():
+        weights.requires_grad_()
+    outputs = module(features)
+    for name, table in (("f", "t"), ("g", "t"), ("h", "u")):
+        values, _, weights = features[name]
+        rows = tables_of(module)[table].detach()[values]
+        given = (rows * weights.detach()[:, None]).sum(dim=0)
+        expect_near(outputs[name].detach().sum(dim=0), given, f"the sum of output {name}")
+    sum(output.sum() for output in outputs.values()).backward()
+    for name, table in (("f", "t"), ("g", "t"), ("h", "u")):
+        values, _, weights = features[name]
+        expected = tables_of(module)[table].detach()[values].sum(dim=1)
+        expect_near(weights.grad, expected, f"gradient of the weights of {name}")
+
+
+@pytest.mark.clause("FUSED-047")
 @pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
 def test_gradient_of_weights_in_several_groups(impl):
     """The weights of lookups in tables with groups of their own receive their gradient."""

@@ -1,23 +1,31 @@
 """Embedding modules: several tables and groups that are clipped together with dense parameters."""
 
+import math
 import warnings
 
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
-from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_unchanged, snapshot
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
+    ONE_TABLE,
     collection,
     fit,
     jagged,
     tables_and_state,
     tables_of,
+    train_rows,
 )
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.inputs import parameters
+from keyedopt.conformance.suite.support.joint_clipping import (
+    backpropagate,
+    dense_with_joint_clipping,
+    mixed_tree,
+)
 from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 
@@ -80,3 +88,38 @@ def test_a_bound_that_is_not_reached(impl, joint, optimizer):
         whole.step()
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state")
+
+
+@pytest.mark.clause("FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "AccumulateSGD")
+def test_backward_passes_after_a_full_window(impl):
+    """Gradients of a pass between a full window and the joint step are added to those of the window, once."""
+    module, dense, whole, warned = mixed_tree(impl, use_accumulate=True, accumulate_step=2)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    before = table.detach().clone()
+    for size, other in ((1.0, 0.0), (2.0, 0.0), (4.0, 24.0)):
+        backpropagate(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, other, 0.0])
+    whole.step()
+    taken = float((before - table.detach())[4, 0])
+    # The last pass counts now, or in the next window; the joint norm is limited to 0.5.
+    steps = [0.5 * total / math.hypot(total, 24.0) for total in (7.0, 3.0)]
+    expect(min(abs(taken - step) for step in steps) < 1e-4, f"a step by {steps[0]} or {steps[1]}", taken)
+
+
+@pytest.mark.clause("FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "{optimizer}", "{optimizer}.rows")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam"])
+def test_rows_that_count_as_zero_until_the_step(impl, optimizer):
+    """With rows='nonzero' a joint step leaves a row whose gradients sum to zero."""
+    module = collection(impl, optimizer, {"rows": "nonzero", "weight_decay": 0.125}, tables=ONE_TABLE)
+    _, whole, warned = dense_with_joint_clipping(impl, module.fused_optimizer)
+    if whole is None or warned:
+        return
+    before = tables_of(module)["t"].detach().clone()
+    train_rows(module, [1, 2], [[1.0, 0.0, 0.0, 2.0], [0.0] * 4])
+    whole.step()
+    after = tables_of(module)["t"].detach()
+    expect_bits(after[2], before[2], "the row whose gradient is zero")
+    expect(not torch.equal(after[1], before[1]), "a change of the row with a gradient", after[1])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.algorithms import need_dtype
 from keyedopt.conformance.suite.support.assertions import (
     expect_bits,
     expect_close,
@@ -17,6 +18,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
+    TABLES,
     collection,
     jagged,
     tables_of,
@@ -76,6 +78,20 @@ def test_bags(impl, form, weighted):
     for pooling in ("SUM", "MEAN"):
         made = (collection(impl, "Adagrad", pooling=pooling, weighted=weighted) for _ in range(2))
         expect_same(*made, form=form, weighted=weighted)
+
+
+@pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
+@pytest.mark.parametrize("wide", ["t", "u"])
+def test_joined_tables_of_unlike_dtypes(impl, wide):
+    """The joined output keeps the precision of a table in float64 beside one in float32."""
+    need_dtype(impl, "EmbeddingBagCollection", "float64")
+    tables = [(*table, "SUM", "float64" if table[0] == wide else "float32") for table in TABLES]
+    module = collection(impl, tables=tables)
+    found, outputs = module(keyed_jagged_tensor(jagged(BAGS))), module(jagged(BAGS))
+    for name in ("f", "g", "h"):
+        wanted = outputs[name].detach().double()
+        expect_bits(found[name].detach().double(), wanted, f"output {name} of the KeyedTensor")
 
 
 @pytest.mark.clause("FUSED-095")

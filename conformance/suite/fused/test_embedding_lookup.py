@@ -161,6 +161,16 @@ def test_bad_features(impl, which):
     expect(moved, "a table that the next step trains", "the table before the step")
 
 
+@pytest.mark.clause("FUSED-024")
+@pytest.mark.needs("EmbeddingCollection")
+@pytest.mark.parametrize("which", SPOILED)
+def test_bad_features_without_pooling(impl, which):
+    """Without pooling, too, invalid features raise an error before any table is read or changed."""
+    module = collection(impl, tables=ONE_TABLE, kind="EmbeddingCollection")
+    valid = jagged({"f": BAGS["f"]})
+    expect_lookup_error(module, invalid_feature(which), valid, *REFUSALS, expected=f"an error for {which}")
+
+
 AMONG_OTHERS = ["negative", "too large", "falling offsets"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
@@ -15,7 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.described import unwrapped
-from keyedopt.conformance.suite.support.device import arange, full, tensor, the_device, zeros
+from keyedopt.conformance.suite.support.device import arange, full, ones, tensor, the_device, zeros
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -143,6 +144,8 @@ def test_a_table_that_was_frozen_trains_again(impl):
         ("Adagrad", "lr_decay", 0.5),
         ("SGD", "momentum", 0.5),
         ("LarsSGD", "momentum", 0.5),
+        ("Ftrl", "lr_power", -0.75),
+        ("Ftrl", "beta", 0.5),
     ],
 )
 def test_options_set_in_a_group(impl, optimizer, option, value):
@@ -166,6 +169,26 @@ def test_options_set_in_a_group(impl, optimizer, option, value):
     for grad in grads:
         train_rows(other, [0, 3, 5], grad)
     expect_close(tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table")
+
+
+@pytest.mark.clause("FUSED-083")
+@pytest.mark.needs("EmbeddingBagCollection", "AccumulateSGD")
+def test_a_window_set_in_a_group(impl):
+    """A length of the window that is set in the groups applies at once, or raises an error."""
+    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": 8}
+    module = collection(impl, "AccumulateSGD", options, tables=ONE_TABLE)
+    before = tables_of(module)["t"].detach().clone()
+    try:
+        for step in range(4):
+            for group in module.fused_optimizer.param_groups:
+                if "accumulate_step" not in group:
+                    return
+                group["accumulate_step"] = 2 if step else 8
+            train_rows(module, [3], ones(1, 4))
+    except (ValueError, TypeError, RuntimeError, NotImplementedError):
+        expect_bits(tables_of(module)["t"].detach(), before, "the table after an error")
+        return
+    expect_near(before[3] - tables_of(module)["t"].detach()[3], 4 * ones(4), "what two windows subtracted")
 
 
 def collection_start(impl: Any, optimizer: str) -> torch.Tensor:

@@ -22,11 +22,14 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_and_state,
     tables_of,
 )
-from keyedopt.conformance.suite.support.in_backward import COMPILED
+from keyedopt.conformance.suite.support.in_backward import COMPILED, apply_in_backward
 from keyedopt.conformance.suite.support.inputs import INTERPRETED
 
 #: One feature of two bags, with a duplicate.
 BAG = {"f": [[0, 3, 3], [5]]}
+
+#: Three tables of equal width with one feature each.
+THREE_TABLES = (("t", 6, 4, ("f",)), ("u", 6, 4, ("g",)), ("v", 6, 4, ("h",)))
 
 
 def unlike_poolings(*poolings):
@@ -143,6 +146,36 @@ def test_compiled_into_one_graph(impl, kind):
 
 @pytest.mark.plain_only("it takes seconds")
 @pytest.mark.clause("FUSED-101")
+@pytest.mark.needs("EmbeddingBagCollection.frozen_tables", "apply_optimizer_in_backward")
+@pytest.mark.parametrize("how", ["groups", "frozen", "weighted"])
+def test_compiled_tables_that_differ(impl, how):
+    """Tables of two groups, a frozen table, and weights of lookups train in one graph as without it."""
+    module, other = (collection(impl, tables=THREE_TABLES, weighted=how == "weighted") for _ in range(2))
+    for each in (module, other):
+        middle = tables_of(each)["u"]
+        if how == "groups":
+            apply_in_backward(impl, torch.optim.SGD, [middle], {"lr": 0.5})
+        else:
+            middle.requires_grad_(how != "frozen")
+    weights = {"f": [[0.5, 2.0, -1.0], [4.0]], "g": [[], [-0.5, 8.0]], "h": [[2.0, 0.25], [-4.0]]}
+    features = jagged(BAGS, weights if how == "weighted" else None)
+
+    def loss(tables, features):
+        return sum((place + 1) * one.sum() for place, one in enumerate(tables(features).values()))
+
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    for _ in range(2):
+        expected = loss(other, features)
+        seen = compiled(module, features)
+        expect_bits(seen.detach(), expected.detach(), "the loss")
+        expected.backward()
+        seen.backward()
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+
+
+@pytest.mark.plain_only("it takes seconds")
+@pytest.mark.clause("FUSED-101")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 def test_exported(impl):
     """An exported module gives the outputs of the module, also for features that it was not exported with."""
@@ -159,7 +192,7 @@ def test_exported(impl):
 
 @pytest.mark.clause("FUSED-100")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
-@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam", "LAMB", "Ftrl"])
 def test_deferred_initialization(impl, optimizer):
     """Tables from the device "meta" have initial state after `to_empty`, and train as tables made at once."""
     expect_deferred(impl, optimizer, {})
@@ -167,7 +200,7 @@ def test_deferred_initialization(impl, optimizer):
 
 @pytest.mark.clause("FUSED-100")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.initial_accumulator_value")
-@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad"])
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Ftrl"])
 def test_deferred_sums(impl, optimizer):
     """The sums of tables from the device "meta" begin at initial_accumulator_value."""
     expect_deferred(impl, optimizer, {"initial_accumulator_value": 0.25})

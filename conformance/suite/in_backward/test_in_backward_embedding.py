@@ -85,6 +85,23 @@ def test_embedding_module(impl, copied):
 
 @pytest.mark.clause("INBW-033")
 @pytest.mark.needs("EmbeddingBagCollection")
+def test_several_modules_of_a_call(impl):
+    """One call sets the optimizer of the tables of several modules, beside a dense parameter."""
+    modules, dense = [collection(impl, None) for _ in range(2)], parameter(3)
+    other, before = collection(impl, "SGD", {"lr": 0.25}), dense.detach().clone()
+    listed = [*modules[0].parameters(), dense, *modules[1].parameters()]
+    apply_in_backward(impl, torch.optim.SGD, listed)
+    dense.sum().backward()
+    expect_bits(dense.detach(), before - 0.25, "the dense parameter")
+    for one in (*modules, other):
+        fit(one, jagged(BAGS), steps=2)
+    for place, module in enumerate(modules):
+        for name, table in tables_of(other).items():
+            expect_bits(tables_of(module)[name].detach(), table.detach(), f"table {name} of module {place}")
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("last", ["t", "u"])
 def test_tables_that_were_looked_up_before(impl, last):
     """Each table is trained from when it gets an optimizer, also if that is after lookups."""

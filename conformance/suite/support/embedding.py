@@ -93,8 +93,9 @@ def jagged(
 
 
 def tables_of(module: Any) -> dict[str, torch.Tensor]:
-    """Return the live tables of an embedding module by name."""
-    return {key.removesuffix(".weight"): weight for key, weight in module.fused_optimizer.params.items()}
+    """Return the live tables of an embedding module by name, also of one without an optimizer."""
+    params = module.fused_optimizer.params or dict(module.named_parameters())
+    return {key.removesuffix(".weight").rpartition(".")[-1]: weight for key, weight in params.items()}
 
 
 def tables_and_state(module: Any) -> dict[str, Any]:
