@@ -129,9 +129,8 @@ def test_a_table_that_was_frozen_trains_again(impl):
         expect_equal(kept, [frozen] if frozen else [], "tables that keep their bits")
 
 
-@pytest.mark.clause("FUSED-083")
-@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
-@pytest.mark.parametrize(
+#: Options of tables that are set in the groups, with other values than by default.
+SET_IN_GROUPS = pytest.mark.parametrize(
     ("optimizer", "option", "value"),
     [
         ("Adam", "betas", (0.5, 0.75)),
@@ -148,6 +147,11 @@ def test_a_table_that_was_frozen_trains_again(impl):
         ("Ftrl", "beta", 0.5),
     ],
 )
+
+
+@pytest.mark.clause("FUSED-083")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@SET_IN_GROUPS
 def test_options_set_in_a_group(impl, optimizer, option, value):
     """Changing an option that the groups show affects the next step, or raises an error."""
     value = tuple(value) if option == "betas" else value
@@ -172,6 +176,28 @@ def test_options_set_in_a_group(impl, optimizer, option, value):
 
 
 @pytest.mark.clause("FUSED-083")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@SET_IN_GROUPS
+def test_options_set_after_a_step(impl, optimizer, option, value):
+    """Changing an option after a step has an effect on the following steps, or raises an error."""
+    module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
+    for step in range(3):
+        grad = parameter(3, 4, seed=step).detach()
+        train_rows(other, [0, 3, 5], grad)
+        try:
+            for group in module.fused_optimizer.param_groups if step == 1 else ():
+                if option not in group:
+                    return
+                group[option] = value
+            train_rows(module, [0, 3, 5], grad)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError):
+            expect(step > 0, "an error only after the change", f"one in step {step}")
+            return
+    same = same_bits(tables_of(module)["t"].detach(), tables_of(other)["t"].detach())
+    expect(not same, f"another table with {option} = {value}", "the same")
+
+
+@pytest.mark.clause("FUSED-083")
 @pytest.mark.needs("EmbeddingBagCollection", "AccumulateSGD")
 def test_a_window_set_in_a_group(impl):
     """A length of the window that is set in the groups applies at once, or raises an error."""
@@ -179,16 +205,18 @@ def test_a_window_set_in_a_group(impl):
     module = collection(impl, "AccumulateSGD", options, tables=ONE_TABLE)
     before = tables_of(module)["t"].detach().clone()
     try:
-        for step in range(4):
+        for step in range(6):
             for group in module.fused_optimizer.param_groups:
                 if "accumulate_step" not in group:
                     return
-                group["accumulate_step"] = 2 if step else 8
+                group["accumulate_step"] = 8 if step < 4 else 2
             train_rows(module, [3], ones(1, 4))
     except (ValueError, TypeError, RuntimeError, NotImplementedError):
         expect_bits(tables_of(module)["t"].detach(), before, "the table after an error")
         return
-    expect_near(before[3] - tables_of(module)["t"].detach()[3], 4 * ones(4), "what two windows subtracted")
+    expect_near(
+        before[3] - tables_of(module)["t"].detach()[3], 5 * ones(4), "what the shorter window subtracted"
+    )
 
 
 def collection_start(impl: Any, optimizer: str) -> torch.Tensor:
