@@ -103,9 +103,10 @@ def test_backward_passes_after_a_full_window(impl):
         backpropagate(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, other, 0.0])
     whole.step()
     taken = float((before - table.detach())[4, 0])
-    # The last pass counts now, or in the next window; the joint norm is limited to 0.5.
+    # The last pass counts now, or in the next window; the joint norm is limited to 0.5. The difference of two
+    # float32 numbers near 1, and the 1e-6 that clipping adds to the norm, err by less than a millionth.
     steps = [0.5 * total / math.hypot(total, 24.0) for total in (7.0, 3.0)]
-    expect(min(abs(taken - step) for step in steps) < 1e-4, f"a step by {steps[0]} or {steps[1]}", taken)
+    expect(min(abs(taken - step) for step in steps) < 1e-6, f"a step by {steps[0]} or {steps[1]}", taken)
 
 
 @pytest.mark.clause("FUSED-081")

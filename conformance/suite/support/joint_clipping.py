@@ -1,4 +1,4 @@
-"""Helpers for clipping around embedding modules, alone and with a dense parameter."""
+"""Helpers for cases that clip the tables of an embedding module, alone or with a dense parameter."""
 
 import warnings
 from typing import Any

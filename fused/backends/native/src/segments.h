@@ -1,10 +1,10 @@
-// Update rows from sorted lookups, and pool rows. Included inside the namespace of an instruction set, after
-// rules.h and sums.h.
+// Update rows from sorted lookups, and pool rows. Included inside the namespace of an instruction set, after rules.h
+// and sums.h.
 
 constexpr int64_t kDistance = 16;  // lookups between a prefetch and its use in a forward pass
 
-// Return whether so many lookups bring a table of narrow rows into the second cache: a line has several rows,
-// and to prefetch each row would take longer than to wait for a few lines.
+// Return whether so many lookups bring a table of narrow rows into the second cache: a line has several rows, and to
+// prefetch each row would take longer than to wait for a few lines.
 inline bool soon_cached(const Table& table, int64_t count) {
   const int64_t row = table.dim * (table.dtype == kFloat ? 4 : 2), bytes = table.rows * row;
   return row <= 32 && bytes <= kCached && bytes <= 256 * count;
@@ -65,8 +65,8 @@ void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& s
 
 // Sum the run that begins at entry i separately; return its end.
 template <class K>
-int64_t alone(const Job& job, const Entry<K>* entries, int64_t i, int64_t end, int64_t place,
-              Scratch& scratch, Hot** hot) {
+int64_t alone(const Job& job, const Entry<K>* entries, int64_t i, int64_t end, int64_t place, Scratch& scratch,
+              Hot** hot) {
   const int64_t j = run_end(entries, i, end), row = static_cast<int64_t>(entries[i].key);
   if (*hot && j - i > kHot) {
     *(*hot)++ = {i, j, place};
@@ -181,8 +181,7 @@ void update_rows(const Rule& rule, const Table& table, Update update, const int6
     const int64_t count = end - i < kTogether ? end - i : kTogether, left = end - i - count;
     const int64_t coming = left < kTogether ? left : kTogether, far = left - coming;
     prefetch_rows(table, rows + i + count + coming, far < kTogether ? far : kTogether);
-    update(rule, table, {rows + i, grads + i * stride, stride, count, rows + i + count, coming},
-           scratch.work);
+    update(rule, table, {rows + i, grads + i * stride, stride, count, rows + i + count, coming}, scratch.work);
   }
 }
 
@@ -190,8 +189,8 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
   const uint64_t limit = static_cast<uint64_t>(rows);
   for (int64_t i = begin; i < end; i += 256) {
     const int64_t until = end - i < 256 ? end : i + 256;
-    uint64_t signs =
-        0;  // of a value and of its distance to the last row: a comparison of unsigned numbers is slow
+    // The sign of a value, and of its distance to the last row: a comparison of unsigned numbers is slow.
+    uint64_t signs = 0;
     for (int64_t k = i; k < until; ++k) {
       const uint64_t value = static_cast<uint64_t>(values[k]);
       signs |= value | (limit - 1 - value);
@@ -226,17 +225,18 @@ constexpr Update kFtrlRule = each<W, ftrl<W, (kDim > 0)>>;
 // A rule for every dtype and width.
 #define KEYEDOPT_WIDTHS(rule, W) {rule<W, 0>, rule<W, 16>, rule<W, 64>, rule<W, 128>}
 #define KEYEDOPT_RULE(rule) \
-  {KEYEDOPT_WIDTHS(rule, float), KEYEDOPT_WIDTHS(rule, half), KEYEDOPT_WIDTHS(rule, bfloat)}
+  { KEYEDOPT_WIDTHS(rule, float), KEYEDOPT_WIDTHS(rule, half), KEYEDOPT_WIDTHS(rule, bfloat) }
 
-const Kernels kernels = {
-    {KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule), KEYEDOPT_RULE(kRowwiseAdagradRule),
-     KEYEDOPT_RULE(kAdamRule), KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
-     KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule), KEYEDOPT_RULE(kFtrlRule)},
-    segment<uint32_t>,
-    segment<uint64_t>,
-    chunk<uint32_t>,
-    chunk<uint64_t>,
-    combine,
-    look_up,
-    update_rows,
-    outside};
+const Kernels kernels = {{KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule),
+                          KEYEDOPT_RULE(kRowwiseAdagradRule), KEYEDOPT_RULE(kAdamRule),
+                          KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
+                          KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule),
+                          KEYEDOPT_RULE(kFtrlRule)},
+                         segment<uint32_t>,
+                         segment<uint64_t>,
+                         chunk<uint32_t>,
+                         chunk<uint64_t>,
+                         combine,
+                         look_up,
+                         update_rows,
+                         outside};

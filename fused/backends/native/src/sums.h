@@ -1,6 +1,5 @@
-// Sum gathered rows in registers. Long sums are made of blocks and chunks, so that the rounding error is
-// small and the order does not depend on threads. Included inside the namespace of an instruction set, after
-// its vectors.
+// Sum gathered rows in registers. Long sums are made of blocks and chunks, so that the rounding error is small and the
+// order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
 
 // A vector is two registers in AVX2; a call, which GCC may prefer, would pass both through memory.
 #define KEYEDOPT_INLINE __attribute__((always_inline))
@@ -109,8 +108,8 @@ struct Total {
   }
 };
 
-// Sum the rows of `blocks`, block by block: fill(i, n, rows, scale) stores n rows from row i on, far()
-// returns whether to prefetch them.
+// Sum the rows of `blocks`, block by block: fill(i, n, rows, scale) stores n rows from row i on, far() returns whether
+// to prefetch them.
 template <class Blocks>
 inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, Scratch& scratch,
                    float* out) {
