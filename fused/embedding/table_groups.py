@@ -48,7 +48,7 @@ class TableGroup:
     Attributes:
         device, dtype: of the weights.
         counted: whether any table has a step count.
-        accumulates: whether gradients are accumulated over several steps.
+        has_windows: whether gradients can be accumulated over several steps.
         last: the step of the last update, and its backend, if the step depends on no count; valid as long as
             the options are the same.
     """
@@ -103,6 +103,8 @@ class TableGroup:
             raise ValueError("lr_decay was 0 when the state was made, so there is no step count for it")
         if self.options.get("momentum") and not self._state:
             raise ValueError("momentum was 0 when the state was made, so there is no momentum1 for it")
+        if self.options.get("use_accumulate") and not self.has_windows:
+            raise ValueError("use_accumulate was False when the state was made, so there is no window for it")
         fixed = all(key == "params" or isinstance(one, IMMUTABLE) for key, one in self.options.items())
         self._checked_options = options if fixed else []
         return False
@@ -122,7 +124,7 @@ class TableGroup:
         ]
         self._state = [list(each) for each in zip(*state, strict=True)]
         self._written = [one for table in self.tables for one in table.tensors]
-        self.accumulates = any(
+        self.has_windows = any(
             f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
         )
 

@@ -217,6 +217,9 @@ def _needs_sums(options: Mapping[str, Any]) -> bool:
 
 
 def _windows(group: TableGroup, tables: Iterable[int]) -> dict[int, Window]:
+    """Return the windows of tables, by table; none if their group does not accumulate now."""
+    if not (group.has_windows and group.options["use_accumulate"]):
+        return {}
     found = {table: group.states[table].get(f"{group.names[table]}.window") for table in tables}
     return {table: window for table, window in found.items() if window is not None}
 
@@ -224,7 +227,7 @@ def _windows(group: TableGroup, tables: Iterable[int]) -> dict[int, Window]:
 def _split_by_window(update: GroupUpdate, step: PlannedStep, deferred: Container[Tensor] = ()) -> None:
     """Move gradients of unfinished windows out of the update; add the stored gradients of full windows."""
     group = update.group
-    if not group.accumulates:
+    if not group.has_windows:
         return
     tables = _tables_of(update.lookups)
     windows = _windows(group, {table for table in tables if group.tables[table].weight not in deferred})

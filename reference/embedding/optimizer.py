@@ -57,7 +57,7 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
             gradients = list(self.replicas.exchange(list(self.params.values()), coalesced).items())
         for weight, (rows, grads) in gradients:
             group = self._checked_group(weight, grads)
-            window = self.state[weight].get(f"{self._names[weight]}.window")
+            window = self._window(weight, group)
             if weight in self.deferred.sums:
                 had_rows, had_grads = self.deferred.sums[weight]
                 rows = torch.cat([had_rows.to(rows), rows])
@@ -103,6 +103,8 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         for option, key in (("lr_decay", "iter"), ("momentum", "momentum1")):
             if group.get(option) and f"{name}.{key}" not in self.state[weight]:
                 raise ValueError(f"{option} was 0 when the state was made, so there is no {key} for it")
+        if group.get("use_accumulate") and f"{name}.window" not in self.state[weight]:
+            raise ValueError("use_accumulate was False when the state was made, so there is no window for it")
         for key, value in self.state[weight].items():
             fits = weight.shape, weight.shape[:1]
             if key != f"{name}.iter" and isinstance(value, torch.Tensor) and value.shape not in fits:
@@ -112,6 +114,11 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
                 )
         self._check_finite(weight, grads)
         return group
+
+    def _window(self, weight: torch.Tensor, group: Mapping[str, Any]) -> Window | None:
+        """Return the window of a table, if its group accumulates now."""
+        key = f"{self._names[weight]}.window"
+        return self.state[weight].get(key) if group.get("use_accumulate") else None
 
     def _check_finite(self, weight: torch.Tensor, grads: torch.Tensor) -> None:
         if self._group(weight)["error_if_nonfinite"] and not bool(grads.isfinite().all()):
@@ -136,5 +143,6 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         name, entry = self._names[update.weight], self.state[update.weight]
         if f"{name}.iter" in entry:
             entry[f"{name}.iter"] += 1
-        if f"{name}.window" in entry:
-            entry[f"{name}.window"].clear()
+        window = self._window(update.weight, self._group(update.weight))
+        if window is not None:
+            window.clear()

@@ -219,6 +219,27 @@ def test_a_window_set_in_a_group(impl):
     )
 
 
+@pytest.mark.clause("FUSED-083")
+@pytest.mark.needs("EmbeddingBagCollection", "AccumulateSGD")
+@pytest.mark.parametrize("start", [True, False])
+def test_accumulation_switched_in_a_group(impl, start):
+    """Accumulation that is switched in the groups, on or off, is so in the next step, or raises an error."""
+    options = {"lr": 1.0, "use_accumulate": start, "accumulate_step": 2}
+    module = collection(impl, "AccumulateSGD", options, tables=ONE_TABLE)
+    before = tables_of(module)["t"].detach().clone()
+    try:
+        for group in module.fused_optimizer.param_groups:
+            if "use_accumulate" not in group:
+                return
+            group["use_accumulate"] = not start
+        train_rows(module, [3], ones(1, 4))
+    except (ValueError, TypeError, RuntimeError, NotImplementedError):
+        expect_bits(tables_of(module)["t"].detach(), before, "the table after an error")
+        return
+    moved = before[3] - tables_of(module)["t"].detach()[3]
+    expect_near(moved, ones(4) if start else torch.zeros(4), "what the first step subtracted")
+
+
 def collection_start(impl: Any, optimizer: str) -> torch.Tensor:
     """Return the initial values of the only table."""
     return tables_of(collection(impl, optimizer, tables=ONE_TABLE))["t"].detach()
