@@ -93,9 +93,12 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as the JSON data that the schema describes."""
-        shallow = {**vars(self), "cases": [vars(case) for case in self.cases]}  # asdict takes seconds
-        plain: dict[str, Any] = json.loads(json.dumps(shallow, default=repr))
+        plain: dict[str, Any] = json.loads(json.dumps(self.shallow(), default=repr))
         return plain
+
+    def shallow(self) -> dict[str, Any]:
+        """Return the members of the result and of its cases, not copied."""
+        return {**vars(self), "cases": [vars(case) for case in self.cases]}  # asdict takes seconds
 
 
 @functools.cache
@@ -143,13 +146,14 @@ def _scratch(folder: Path, path: Path) -> Path:
 
 def write_report(path: Path, plain: Mapping[str, Any]) -> None:
     """Write a report as JSON: a line for each entry, and for each item of a list of mappings."""
+    dumps = functools.partial(json.dumps, default=repr)
 
     def text(value: Any) -> str:
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
-            return "[\n  {}\n ]".format(",\n  ".join(map(json.dumps, value)))
-        return json.dumps(value)
+            return "[\n  {}\n ]".format(",\n  ".join(map(dumps, value)))
+        return dumps(value)
 
-    entries = [f"{json.dumps(name)}: {text(value)}" for name, value in plain.items()]
+    entries = [f"{dumps(name)}: {text(value)}" for name, value in plain.items()]
     write_atomically(path, "{{\n {}\n}}\n".format(",\n ".join(entries)))
 
 
@@ -185,8 +189,8 @@ def journal_path(output: Path) -> Path:
 
 
 def write(result: Result, path: Path) -> None:
-    """Write a result as JSON."""
-    write_atomically(path, json.dumps(result.to_dict(), indent=1) + "\n")
+    """Write a result as JSON, a case in each line: indenting would take longer than all else."""
+    write_report(path, result.shallow())
 
 
 def read(path: Path, *, partial: bool = False) -> Result:
