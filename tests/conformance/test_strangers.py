@@ -23,7 +23,7 @@ OVERWRITTEN = {
     f"test_algorithms_layouts::test_{layout}gradients_are_left_with_each_option[SGD]"
     for layout in ("", "sparse_")
 }
-loop = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+loop = pytest.mark.complete(loop=__name__, sample=3, spread=True)
 
 
 def checked(target: str, *clauses: str, path: object = TARGETS) -> Result:
@@ -189,6 +189,7 @@ TARGET = Implementation(
 """
 
 
+@loop
 @pytest.mark.parametrize(("decay", "right"), [(0.0, True), (0.25, False)])
 def test_a_formula_is_judged_with_the_option_that_a_target_always_has(tmp_path, decay, right):
     name = f"own_state_{right}".lower()
@@ -199,6 +200,7 @@ def test_a_formula_is_judged_with_the_option_that_a_target_always_has(tmp_path, 
     )
 
 
+@loop
 def test_a_failure_says_that_only_the_state_is_another(tmp_path):
     (tmp_path / "own_buffer.py").write_text(OWN_STATE.format(decay=0.0), encoding="utf-8")
     result = checked("own_buffer:TARGET", "ALGO-018", path=tmp_path)
@@ -236,6 +238,7 @@ TARGET = Implementation(
 """
 
 
+@loop
 def test_cases_use_no_dtype_that_is_not_claimed_and_what_rounds_at_random_can_resume(tmp_path):
     (tmp_path / "in_bfloat16.py").write_text(IN_BFLOAT16, encoding="utf-8")
     result = checked("in_bfloat16:TARGET", "ALGO-041", "ALGO-072", "ALGO-082", path=tmp_path)
@@ -331,6 +334,7 @@ class SparseAdam(torch.optim.SparseAdam):
 """
 
 
+@loop
 def test_a_clause_without_a_verdict_records_the_error_of_a_target(tmp_path):
     (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
     result = checked("refusing:SGD", "ALGO-079", path=tmp_path)
@@ -338,6 +342,7 @@ def test_a_clause_without_a_verdict_records_the_error_of_a_target(tmp_path):
     assert found == {"observed": "raises RuntimeError"}
 
 
+@loop
 @pytest.mark.parametrize(("name", "clause"), [("Adam", "ALGO-106"), ("SparseAdam", "SPARSE-025")])
 def test_a_refusal_may_be_an_error_of_any_kind(tmp_path, name, clause):
     (tmp_path / "refusing.py").write_text(REFUSING, encoding="utf-8")
