@@ -3,7 +3,7 @@
 The old state is already lost when a later step fails, or no step fails: a checkpoint of another table, or a
 truncated one, is noticed too late, and a negative learning rate never.
 
-Clauses: SPARSE-050, SPARSE-051, SPARSE-052.
+Clauses: SPARSE-050, SPARSE-051, SPARSE-052, ALGO-116.
 """
 
 import copy
@@ -36,6 +36,15 @@ for name, value in (("exp_avg", torch.zeros(5, 7)), ("step", -1), ("exp_avg", No
     except ValueError:
         continue
     seen.append(f"{name} {'missing' if value is None else getattr(value, 'shape', value)}")
+for kind in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW):
+    optimizer = kind([torch.nn.Parameter(torch.ones(3, 2))], lr=0.1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = -5.0
+    try:
+        optimizer.load_state_dict(saved)
+    except ValueError:
+        continue
+    seen.append(f"lr -5.0 of {kind.__name__}")
 defect = bool(seen)
 print(f"{'defect' if defect else 'fixed'}: expected a ValueError for each, {seen} accepted")
 sys.exit(1 if defect else 0)
