@@ -18,7 +18,14 @@ from keyedopt.conformance.suite.support.accumulate import (
     train_micro_batches,
     train_sum,
 )
-from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.algorithms import need_dtype
+from keyedopt.conformance.suite.support.assertions import (
+    exactly,
+    expect,
+    expect_bits,
+    expect_unchanged,
+    snapshot,
+)
 from keyedopt.conformance.suite.support.embedding import collection, fit, jagged, lookups, tables_of
 from keyedopt.conformance.suite.support.inputs import INTERPRETED
 
@@ -51,6 +58,80 @@ def test_parameters_with_unlike_windows(impl: Any, kind: str) -> None:
             optimizer.step()
     for at, (mine, other) in enumerate(zip(together, apart, strict=True)):
         expect_near(mine, other, f"parameter {at}")
+
+
+#: Options of the optimizers beside lr, with values other than the defaults.
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "AccumulateSGD": [
+        {"momentum": 0.5},
+        {"momentum": 0.5, "nesterov": True},
+        {"momentum": 0.5, "rows": "nonzero"},
+        {"momentum": 0.5, "weight_decay": 0.25, "maximize": True},
+        {"weight_decay": 0.25, "decay": "decoupled"},
+    ],
+    "AccumulateAdagrad": [
+        {"lr_decay": 0.5, "weight_decay": 0.25, "rows": "nonzero"},
+        {"eps": 0.5, "initial_accumulator_value": 0.25, "maximize": True},
+    ],
+    "AccumulateAdam": [
+        {"betas": (0.5, 0.75), "rows": "nonzero"},
+        {"betas": (0.5, 0.75), "bias_correction": "per_row", "rows": "nonzero"},
+        {"eps": 0.5, "eps_placement": "before_bias_correction", "maximize": True},
+    ],
+}
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize(
+    ("kind", "options"), [(kind, one) for kind, listed in OPTIONS.items() for one in listed]
+)
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_each_option_with_windows(impl: Any, kind: str, options: dict[str, Any], layout: str) -> None:
+    """Windows apply every option of the optimizer as steps with the sums of their gradients do."""
+    for option in options:
+        if impl.lacks(f"{kind}.{option}") or impl.lacks(f"{kind.removeprefix('Accumulate')}.{option}"):
+            getattr(impl, f"{kind}.{option}")  # unsupported
+    mine, other = fixed_table(), fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine], 2, **options)
+    once = getattr(impl, kind)([other], lr=0.125, **options)
+    for window in range(3):
+        grads = [gradient_of_step(2 * window + step, layout).to_dense() for step in range(2)]
+        for grad in grads:
+            grad[window] = 0  # a row without a gradient, and one with a gradient in one step only
+        grads[1][window + 1] = 0
+        if layout == "sparse":
+            grads = [grad.to_sparse(1) for grad in grads]
+        for grad in grads:
+            mine.grad = grad
+            optimizer.step()
+        other.grad = grads[0] + grads[1]
+        once.step()
+        expect_near(mine, other, f"the parameter after window {window}")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.plain_only("its gradients have a dtype of their own")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+@pytest.mark.parametrize("at", [0, 1])
+def test_windows_of_float64(impl: Any, kind: str, layout: str, at: int) -> None:
+    """Gradients of float64 parameters are summed in float64, beside a parameter in float32."""
+    need_dtype(impl, kind, "float64")
+    mine, other = (torch.nn.Parameter(fixed_table().detach().double()) for _ in range(2))
+    params = [fixed_table(), fixed_table()]
+    params[at] = mine
+    optimizer = make_accumulating(impl, kind, params, 3, lr=1.0)
+    once = getattr(impl, kind)([other], lr=1.0)
+    for window in range(2):
+        grads = [gradient_of_step(3 * window + step, layout).double() / 3 for step in range(3)]
+        for step, grad in enumerate(grads):
+            mine.grad, params[1 - at].grad = grad, gradient_of_step(step, layout)
+            optimizer.step()
+        other.grad = grads[0] + grads[1] + grads[2]
+        once.step()
+    error = float((exactly(mine) - exactly(other)).abs().max())
+    expect(error <= 1e-13, "the parameter within 1e-13", f"an error of {error}")
 
 
 def permuted(window: Any) -> dict[str, Any]:

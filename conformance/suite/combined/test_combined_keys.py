@@ -29,6 +29,8 @@ from keyedopt.conformance.suite.support.inputs import (
         [["", "a.w"], ["a", "v"]],
         [["a", "v"], ["", "a.w"]],
         [["a", "x.a.w"], ["x", "a.w"]],
+        [["a", "w"], ["a", "v"]],
+        [["a", "v.w"], ["a", "v"]],
     ],
 )
 def test_keys_that_begin_alike(impl: Any, layout: list[list[str]]) -> None:

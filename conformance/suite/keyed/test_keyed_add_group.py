@@ -13,7 +13,15 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, sgd, train, values
+from keyedopt.conformance.suite.support.inputs import (
+    adam,
+    parameter,
+    parameters,
+    set_grads,
+    sgd,
+    train,
+    values,
+)
 
 
 @pytest.mark.clause("KEYED-085")
@@ -60,6 +68,42 @@ def test_an_added_group_equals_one_from_the_start(impl):
     train(whole, others, 3)
     for key, param in others.items():
         expect_bits(params[key], param, f"{key} after three steps")
+
+
+@pytest.mark.clause("KEYED-085")
+@pytest.mark.parametrize("form", ["mapping", "pairs"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_group_added_to_an_optimizer_of_named_parameters(impl, form, groups):
+    """Around a torch optimizer that was constructed with names, an added group trains, saves and loads."""
+
+    def make():
+        params = parameters(2)
+        named = list(params.items())
+        given = named if groups == 1 else [{"params": named[:1]}, {"params": named[1:], "lr": 0.5}]
+        made = impl.KeyedOptimizerWrapper(params, lambda _: torch.optim.SGD(given, lr=0.1, momentum=0.9))
+        made.save_param_groups(True)
+        late = {"late": parameter(2, seed=7)}
+        made.add_param_group({"params": late if form == "mapping" else list(late.items()), "lr": 0.01})
+        return made, {**params, **late}
+
+    (optimizer, params), (other, others) = make(), make()
+    expect_equal(sorted(optimizer.params), ["late", "p0", "p1"], "keys of the parameters")
+    train(optimizer, params, 2)
+    train(other, others, 1, seed=30)
+    expect_equal(sorted(optimizer.state_dict()["state"]), ["late", "p0", "p1"], "keys of the saved state")
+    other.load_state_dict(snapshot(optimizer.state_dict()))
+    for key, param in params.items():
+        others[key].data.copy_(param.data)
+    train(optimizer, params, 2, seed=5)
+    train(other, others, 2, seed=5)
+    alone = {"late": parameter(2, seed=7)}
+    single = sgd(impl, alone, lr=0.01, momentum=0.9)
+    for seed in (1, 2, 5, 6):
+        set_grads(params, seed=seed)
+        alone["late"].grad = params["late"].grad.clone()
+        single.step()
+    expect_unchanged(values(params), values(others), "parameters after a load and two steps")
+    expect_bits(params["late"].detach(), alone["late"].detach(), "the added parameter")
 
 
 @pytest.mark.clause("KEYED-085")

@@ -13,7 +13,8 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
-from keyedopt.conformance.suite.support.device import ones, tensor
+from keyedopt.conformance.suite.support.device import ones, tensor, zeros
+from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.inputs import (
     adagrad,
     adam,
@@ -201,6 +202,40 @@ def test_the_rest_is_made_beside_state_that_is_there(impl):
     expect_equal(sorted(saved), ["p0", "p1"], "keys of the state")
     expect_unchanged(before, saved["p0"], "state of p0")
     expect_bits(saved["p1"]["exp_avg"], torch.zeros(3), "the new moment of p1")
+
+
+@pytest.mark.clause("KEYED-077")
+@pytest.mark.parametrize("trained", [["p0"], ["p1"], ["p0", "p1"]])
+def test_objects_that_are_there_stay(impl, trained):
+    """Stateful objects in existing state, also in a mapping, keep their state."""
+
+    class Averaging(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is None:
+                        continue
+                    entry = self.state[param]
+                    if not entry:
+                        entry.update(object=Stateful(zeros(2)), inner={"object": Stateful(zeros(2))})
+                    for each in (entry["object"], entry["inner"]["object"]):
+                        each.tensor.add_(1)
+
+    params = parameters(2)
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Averaging(listed, {}))
+    set_grads({key: params[key] for key in trained})
+    optimizer.step()
+    entries = {key: optimizer.state[params[key]] for key in trained}
+    there = {key: (entry["object"], entry["inner"]["object"]) for key, entry in entries.items()}
+    before = {key: snapshot([each.tensor for each in objects]) for key, objects in there.items()}
+    optimizer.init_state()
+    for key, objects in there.items():
+        entry = optimizer.state[params[key]]
+        now = (entry["object"], entry["inner"]["object"])
+        same = all(one is other for one, other in zip(now, objects, strict=True))
+        expect(same, f"the same objects in the state of {key}", now)
+        expect_unchanged(before[key], [each.tensor for each in now], f"objects in the state of {key}")
+    expect_equal(sorted(optimizer.state_dict()["state"]), ["p0", "p1"], "keys of the state")
 
 
 @pytest.mark.clause("KEYED-078")

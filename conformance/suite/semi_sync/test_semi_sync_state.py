@@ -4,16 +4,19 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import (
+    error_of,
     expect,
     expect_bits,
     expect_equal,
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.inputs import adam, parameters, sgd, train, values
+from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, sgd, train, values
 from keyedopt.conformance.suite.support.replicas import (
     GLOBAL_COUNTER,
     LOCAL_COUNTER,
+    Outer,
     copy_weights,
     expect_alike,
     semisync,
@@ -131,6 +134,34 @@ def test_init_state_makes_room_for_a_checkpoint(impl, eager, steps):
     optimizer, resumed = (semisync(impl, given, every=3, eager=eager)[0] for given in (params, others))
     train(optimizer, params, steps)
     resumed.init_state()
+    resumed.load_state_dict(snapshot(optimizer.state_dict()))
+    copy_weights(params, others)
+    expect_alike(optimizer, params, resumed, others, 5)
+
+
+@pytest.mark.clause("SEMI-014")
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("before", ["nothing", "init_state", "steps"])
+def test_init_state_after_a_parameter_was_added(impl, eager, before):
+    """init_state also makes room for the state of a parameter that both optimizers got later."""
+    late = parameter(2, seed=7)
+    params, others = ({**parameters(), "late": late.detach().clone().requires_grad_()} for _ in range(2))
+    optimizer = semisync(impl, params, every=3, eager=eager)[0]
+    early = {key: param for key, param in others.items() if key != "late"}
+    members = [adam(impl, early), impl.KeyedOptimizerWrapper(early, lambda one: Outer(one, eager=eager))]
+    resumed = impl.SemisyncOptimizer(list(early.values()), *members, num_local_steps=3)
+    train(optimizer, params, 7)
+    if before == "init_state":
+        resumed.init_state()
+    if before == "steps":
+        train(resumed, early, 4)
+    for member in members:
+        if error_of(lambda member=member: member.add_param_group({"params": {"late": others["late"]}})):
+            raise MissingName("no groups can be added", name="KeyedOptimizerWrapper.add_param_group")
+    kept = snapshot({key: resumed.state_dict()["state"].get(key, {}) for key in early})
+    resumed.init_state()
+    now = resumed.state_dict()["state"]
+    expect_unchanged(kept, {key: {name: now[key][name] for name in kept[key]} for key in early}, "old state")
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
     copy_weights(params, others)
     expect_alike(optimizer, params, resumed, others, 5)

@@ -4,14 +4,56 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from keyedopt.conformance.suite.support.assertions import (
+    expect,
     expect_equal,
     expect_raises,
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.doubles import ForeignKeyed
+from keyedopt.conformance.suite.support.doubles import ForeignKeyed, Stateful
 from keyedopt.conformance.suite.support.inputs import train
+
+
+class ForeignWithObjects(ForeignKeyed):
+    """A foreign optimizer whose state also contains a stateful object, and another one in a mapping."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the live state by key, and the state of each object."""
+        saved = super().state_dict()
+        for entry in saved["state"].values():
+            entry["object"] = entry["object"].state_dict()
+            entry["inner"] = {"object": entry["inner"]["object"].state_dict()}
+        return saved
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the objects, then everything else."""
+        for key, entry in state_dict["state"].items():
+            live = self._entry(self.params[key])
+            live["object"].load_state_dict(entry["object"])
+            live["inner"]["object"].load_state_dict(entry["inner"]["object"])
+        super().load_state_dict(state_dict)
+
+    def step(self, closure: Any = None) -> Any:
+        """Step, and count the steps in the objects."""
+        loss = super().step(closure)
+        for one in self.objects():
+            one.tensor.add_(1)
+        return loss
+
+    def objects(self) -> list[Stateful]:
+        """Return the live objects."""
+        entries: list[Any] = [self.state[param] for param in self.params.values()]
+        return [one for entry in entries for one in (entry["object"], entry["inner"]["object"])]
+
+    def _entry(self, param: torch.Tensor) -> dict[str, Any]:
+        entry: dict[str, Any] = super()._entry(param)
+        if "object" not in entry:
+            entry["object"] = Stateful(torch.zeros(2))
+            entry["inner"] = {"object": Stateful(torch.zeros(2))}
+        return entry
 
 
 def register_event_hooks(member: ForeignKeyed, calls: list[str]) -> None:
@@ -74,3 +116,20 @@ def expect_no_save_hook_in_a_refused_load(
     expect_equal(rates, [0.7] * len(rates), "learning rates of the other members after a refused load")
     expect_equal([call for call in calls if "save" in call], [], "save hooks in a refused load")
     expect_equal(calls.count("before load"), len(members), "load hooks before the refusal")
+
+
+def expect_objects_restored_after_a_refused_load(
+    holder: Any, members: Sequence[ForeignWithObjects], params: Any
+) -> None:
+    """Expect that a load that the last member refuses changes no stateful object of the other members."""
+    train(holder, params, 1)
+    given = copy.deepcopy(holder.state_dict())
+    train(holder, params, 2, seed=7)
+    objects = [one for member in members[:-1] for one in member.objects()]
+    before = [one.tensor.clone() for one in objects]
+    members[-1].refuse = True
+    expect_raises(lambda: holder.load_state_dict(given), Exception, expected="an error: the member refuses")
+    now = [one for member in members[:-1] for one in member.objects()]
+    same = all(one is other for one, other in zip(objects, now, strict=True))
+    expect(same, "the same objects after a refused load", now)
+    expect_unchanged(before, [one.tensor for one in now], "the objects after a refused load")
