@@ -72,7 +72,8 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         listed, nothing = self._listed_parameters(), StepOverrides()
         if not (listed or self._module_clips.joint or self._spread_norm.joined):
             if self._module_clips.separate:
-                self._last_total_grad_norm = self._module_clips.separate[0][1].last_norm
+                self._last_total_grad_norm = self._module_clips.norm()
+                self._module_clips.forget()
                 return nothing
             if any(group["params"] for group in self.param_groups):
                 return nothing
@@ -80,6 +81,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
             return self._clip_by_norm(listed, in_step)
         if self._track_grad_norm:
             self._last_total_grad_norm, _ = self.compute_total_grad_norm()
+            self._module_clips.forget()
         if self._clipping is GradientClipping.VALUE:
             real = _without_meta(listed)
             overrides = clip_value_in_step(self._optimizer, real, self._max_gradient) if in_step else None

@@ -81,6 +81,22 @@ class FusedModuleClips:
         if self.joint:  # scaling an empty list would launch kernels
             self.shared.scale([grad for _, grad in self.deferred()], norm)
 
+    def norm(self) -> torch.Tensor | None:
+        """Return the norm of what `separate` has measured since `forget`; None without a measurement."""
+        norms = [clip.last_norm for _, clip in self.separate if clip.last_norm is not None]
+        if len(norms) < 2:
+            return norms[0] if norms else None
+        return self.shared.norm(norms).to(norms[0].dtype)
+
+    def forget(self) -> None:
+        """Drop the norms that a step has reported, so that the next step does not report them again."""
+        for _, clip in self.separate:
+            clip.last_norm = None
+
+    def unmeasured(self) -> int:
+        """Return the number of parameters in `separate` whose norm is not measured."""
+        return sum(len(optimizer.params) for optimizer, clip in self.separate if not clip.measure)
+
     def clip_deferred(self) -> None:
         """Clip the gradients in `separate` that are deferred for another clipping optimizer."""
         for optimizer, clip in self.separate:
@@ -107,9 +123,11 @@ def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int
     clips, inside = FusedModuleClips(replace(bound)), _inner_clips(optimizer)
     for leaf in leaves(optimizer):
         own = {id(param) for param in leaf.params.values()} if hasattr(leaf, "clip_in_backward") else set()
-        alone = own == everything and not own & set(spread)
-        if own and (bound.kind == "value" or alone):
-            clip = replace(bound, measure=bound.measure and alone)
+        here = not own & set(spread)
+        alone = own == everything and here
+        measure = bound.measure and here
+        if own and (bound.kind == "value" or alone or (bound.kind == "none" and measure)):
+            clip = replace(bound, measure=measure)
             leaf.clip_in_backward(clip, inside=inside)
             clips.separate.append((leaf, clip))
             clips.bounded |= own

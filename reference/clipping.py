@@ -124,6 +124,13 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._module_clips = clip_in_backward(self._optimizer, bound, {id(param) for param in listed})
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
+        unmeasured = self._module_clips.unmeasured() if self._track_grad_norm else 0
+        if unmeasured and self._clipping is GradientClipping.VALUE:
+            warnings.warn(
+                f"{unmeasured} parameters of fused optimizers are spread over ranks: their gradients are "
+                "clipped by value, but are not part of last_total_grad_norm",
+                stacklevel=3,
+            )
         fused = fused_parameters(self._optimizer) - self._module_clips.bounded
         if not fused:
             return
@@ -164,8 +171,16 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return self._last_total_grad_norm
 
     def compute_total_grad_norm(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the norm of all gradients, and their parts on this rank; nothing is clipped."""
+        """Return the norm of all gradients, and their parts on this rank; nothing is clipped.
+
+        The norm includes the gradients that fused modules have measured in their last backward pass, if they
+        clip in it; the parts do not.
+        """
         norm, parts = self._measure()
+        tables = self._module_clips.norm()
+        if tables is not None:  # of an update in the backward pass
+            both = [norm.reshape(1), tables.reshape(1).to(norm)]
+            norm = self._norm(both, self._norm_type, norm.device)
         return rounded(norm, parts), parts
 
     @torch.no_grad()
@@ -185,7 +200,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
         real = self._real_parameters()
         self._last_total_grad_norm = None
         if not real and self._module_clips.separate and not self._module_clips.joint:
-            self._last_total_grad_norm = self._module_clips.separate[0][1].last_norm
+            self._last_total_grad_norm = self._module_clips.norm()
+            self._module_clips.forget()
             return
         if not real and _on_meta(self.param_groups) and not self._spread_norm.joined:
             return
@@ -194,6 +210,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             return
         if self._track_grad_norm:
             self._last_total_grad_norm, _ = self.compute_total_grad_norm()
+            self._module_clips.forget()
         if self._clipping is GradientClipping.VALUE:
             with torch.no_grad():
                 for part in distinct_parts(real):

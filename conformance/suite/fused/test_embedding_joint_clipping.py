@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
-from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_unchanged,
+    p_norm,
+    snapshot,
+)
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -23,6 +30,7 @@ from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.inputs import parameters
 from keyedopt.conformance.suite.support.joint_clipping import (
     backpropagate,
+    clipped_unless_refused,
     dense_with_joint_clipping,
     mixed_tree,
 )
@@ -88,6 +96,47 @@ def test_a_bound_that_is_not_reached(impl, joint, optimizer):
         whole.step()
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state")
+
+
+@pytest.mark.clause("CLIP-043", "CLIP-044")
+@pytest.mark.plain_only("it has tables and groups of its own")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=["1", "2", "inf"])
+@pytest.mark.parametrize("modules", [1, 2])
+@pytest.mark.parametrize("dense", [False, True], ids=["tables", "joint"])
+def test_tracked_norm_with_tables(impl, kind, norm_type, modules, dense):
+    """The tracked norm covers dense parameters and the tables of every module, or the constructor warns."""
+    tables = [collection(impl, "SGD", {"lr": 1.0}) for _ in range(modules)]
+    params = parameters(1)
+    members = [(str(place), module.fused_optimizer) for place, module in enumerate(tables)]
+    if dense:
+        members.insert(
+            1, ("dense", impl.KeyedOptimizerWrapper(params, torch_factory(torch.optim.SGD, lr=1.0)))
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole = clipped_unless_refused(
+            impl, impl.CombinedOptimizer(members), kind, 0.5, norm_type=norm_type, track_grad_norm=True
+        )
+    if whole is None or caught:
+        return
+    for scale, last in ((1.0, False), (8.0, False), (0.25, False), (4.0, True)):
+        grads = []
+        for place, module in enumerate(tables):
+            if last and place == modules - 1 and (dense or modules > 1):
+                continue  # a step without gradients of these tables
+            output = module(jagged({"f": [[0], [4]], "g": [[], []], "h": [[3], [1]]}))
+            (output["f"].sum() * 3.0 * scale - output["h"].sum() * (5.0 + place) * scale).backward()
+            grads += [3.0 * scale] * 8 + [(5.0 + place) * scale] * 16
+        if dense:
+            params["p0"].grad = tensor([7.0 * scale, 0.0, -2.0 * scale])
+            grads += [7.0 * scale, 2.0 * scale]
+        whole.step()
+        wanted = p_norm(grads, norm_type)
+        expect(whole.last_total_grad_norm is not None, f"a norm of {wanted}", None)
+        expect_close(float(whole.last_total_grad_norm), wanted, "last_total_grad_norm", ulps=2**32)
+        whole.zero_grad(set_to_none=True)
 
 
 @pytest.mark.clause("FUSED-081")
