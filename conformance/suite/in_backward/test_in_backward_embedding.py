@@ -5,17 +5,23 @@ import copy
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.algorithms import set_options
 from keyedopt.conformance.suite.support.assertions import (
+    error_of,
     expect_bits,
     expect_close,
     expect_equal,
     expect_raises,
+    expect_unchanged,
+    snapshot,
 )
+from keyedopt.conformance.suite.support.described import MissingName, named
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     collection,
     fit,
     jagged,
+    tables_and_state,
     tables_of,
 )
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
@@ -183,3 +189,71 @@ def test_all_options(impl, name):
         fit(one, jagged(BAGS), steps=2)
     for table, weight in tables_of(module).items():
         expect_bits(weight.detach(), tables_of(other)[table].detach(), f"table {table}")
+
+
+#: Options of a second call for `WITH_OPTIONS`.
+LATER_OPTIONS = {
+    "SGD": {"lr": 0.5, "momentum": 0.75},
+    "Adagrad": {"lr": 0.5, "eps": 0.125, "initial_accumulator_value": 0.25},
+    "Adam": {"lr": 0.5, "betas": (0.75, 0.5), "eps": 0.25},
+}
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("chosen", [["t"], ["u"], ["t", "u"]], ids="".join)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_options_of_the_last_call(impl, steps, chosen):
+    """After another call with the same optimizer class, tables are trained with the options of that call."""
+    module = collection(impl, None)
+    apply_in_backward(impl, torch.optim.SGD, module.parameters(), {"lr": 0.25})
+    fit(module, jagged(BAGS), steps=steps)
+    others = {}
+    for name in ("t", "u"):
+        others[name] = collection(impl, "SGD", {"lr": 0.5 if name in chosen else 0.25})
+        with torch.no_grad():
+            for key, table in tables_of(others[name]).items():
+                table.copy_(tables_of(module)[key])
+    tables = [table for name, table in tables_of(module).items() if name in chosen]
+    if error_of(lambda: apply_in_backward(impl, torch.optim.SGD, tables, {"lr": 0.5})):
+        return
+    for one in (module, *others.values()):
+        fit(one, jagged(BAGS), steps=2, seed=7)
+    for name, other in others.items():
+        expect_bits(tables_of(module)[name].detach(), tables_of(other)[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-054")
+@pytest.mark.needs("EmbeddingBagCollection", "{name}")
+@pytest.mark.parametrize("name", ["Adam"] if INTERPRETED else list(WITH_OPTIONS))
+@pytest.mark.parametrize("chosen", [["t"], ["u"], ["t", "u"]], ids="".join)
+def test_state_after_another_call(impl, name, chosen):
+    """Another call for tables that have trained sets their options and keeps their state, or raises."""
+    kind, later = getattr(impl, name), LATER_OPTIONS[name]
+    modules = [collection(impl, None) for _ in range(2)]
+    for module in modules:
+        # In groups of one table, whose options the case can set.
+        for table in list(tables_of(module).values()):
+            apply_in_backward(impl, kind, [table], WITH_OPTIONS[name])
+        fit(module, jagged(BAGS), steps=2)
+    module, other = modules
+    tables = [table for key, table in tables_of(module).items() if key in chosen]
+    before = snapshot(tables_and_state(module))
+    if error_of(lambda: apply_in_backward(impl, kind, tables, later)):
+        expect_unchanged(before, tables_and_state(module), "tables and state after an error")
+        return
+    expect_unchanged(before, tables_and_state(module), "tables and state after another call")
+    expected = {id(tables_of(other)[key]) for key in chosen}
+    groups = [
+        group
+        for group in other.fused_optimizer.param_groups
+        if expected & {id(table) for table in group["params"]}
+    ]
+    if len(groups) != len(chosen):
+        raise MissingName("tables have no groups of their own", name="EmbeddingBagCollection.groups")
+    for group in groups:
+        set_options(group, named(impl, name, later))
+    for one in modules:
+        fit(one, jagged(BAGS), steps=2, seed=7)
+    for key, table in tables_of(module).items():
+        expect_bits(table.detach(), tables_of(other)[key].detach(), f"table {key}")
