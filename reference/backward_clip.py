@@ -125,9 +125,8 @@ def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int
         own = {id(param) for param in leaf.params.values()} if hasattr(leaf, "clip_in_backward") else set()
         here = not own & set(spread)
         alone = own == everything and here
-        measure = bound.measure and here
-        if own and (bound.kind == "value" or alone or (bound.kind == "none" and measure)):
-            clip = replace(bound, measure=measure)
+        if own and (bound.kind == "value" or alone):
+            clip = replace(bound, measure=bound.measure and here)
             leaf.clip_in_backward(clip, inside=inside)
             clips.separate.append((leaf, clip))
             clips.bounded |= own

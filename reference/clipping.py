@@ -57,7 +57,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
         param_to_pgs: the process groups over which the shards of a parameter are spread. A `DTensor` is
             spread over its own mesh. All other parameters are replicated, and count once. Every rank passes a
             mapping, which is empty on a rank without such a parameter; without a mapping the norm is local.
-        track_grad_norm: measure the norm also with VALUE (before clipping) and NONE.
+        track_grad_norm: measure the norm also with VALUE (before clipping) and NONE. With VALUE, tables count
+            with the gradients of their last backward pass before the step.
         process_group: the ranks that pass a mapping and take part in every step; None is the default group.
 
     Raises:

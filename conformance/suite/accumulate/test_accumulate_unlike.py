@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.embedding import collection, fit, jagged, lookups, tables_of
+from keyedopt.conformance.suite.support.embedding import TABLES, collection, fit, jagged, lookups, tables_of
 from keyedopt.conformance.suite.support.inputs import INTERPRETED
 
 
@@ -257,3 +257,50 @@ def test_embedding_windows(impl: Any, place: int, kind: str) -> None:
         for step in range(place):
             fit(module, jagged(WINDOW_BATCHES[step]), seed=step)
             fit(resumed, jagged(WINDOW_BATCHES[step]), seed=step)
+
+
+@pytest.mark.clause("ACC-021")
+@pytest.mark.needs("EmbeddingBagCollection", "{kind}")
+@pytest.mark.parametrize(
+    ("kind", "options"), [(kind, one) for kind, listed in OPTIONS.items() for one in listed]
+)
+def test_each_option_of_tables_with_windows(impl: Any, kind: str, options: dict[str, Any]) -> None:
+    """Windows of tables apply every option of the optimizer like updates with the sums."""
+    for option in options:
+        if impl.lacks(f"{kind}.{option}") or impl.lacks(f"{kind.removeprefix('Accumulate')}.{option}"):
+            getattr(impl, f"{kind}.{option}")  # unsupported
+    accumulating = {"use_accumulate": True, "accumulate_step": 2, **options}
+    module = collection(impl, kind, accumulating)
+    other = collection(impl, kind.removeprefix("Accumulate"), options)
+    batches = [jagged(bags) for bags in WINDOW_BATCHES[:2]]
+    for window in range(3):
+        for step, batch in enumerate(batches):
+            fit(module, batch, seed=2 * window + step)
+        sum(lookups(other, batch, 2 * window + step) for step, batch in enumerate(batches)).backward()  # type: ignore[union-attr]
+        for name, table in tables_of(other).items():
+            expect_near(tables_of(module)[name], table, f"table {name} after window {window}")
+
+
+@pytest.mark.clause("ACC-021")
+@pytest.mark.plain_only("its tables have a dtype of their own")
+@pytest.mark.needs("EmbeddingBagCollection", "{kind}")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("wide", ["t", "u"])
+def test_windows_of_float64_tables(impl: Any, kind: str, wide: str) -> None:
+    """Gradients of a table in float64 are summed in float64, beside a table in float32."""
+    need_dtype(impl, kind, "float64")
+    tables = [
+        (name, rows, width, features, "SUM", "float64" if name == wide else "float32")
+        for name, rows, width, features in TABLES
+    ]
+    plain: dict[str, Any] = {"eps": 1e-8} if kind == "AccumulateAdagrad" else {}  # defaults may differ
+    accumulating = {"use_accumulate": True, "accumulate_step": 3, **plain}
+    module = collection(impl, kind, accumulating, tables)
+    other = collection(impl, kind.removeprefix("Accumulate"), plain, tables)
+    batches = [jagged(bags) for bags in WINDOW_BATCHES[:3]]
+    for window in range(2):
+        for step, batch in enumerate(batches):
+            fit(module, batch, seed=3 * window + step)
+        sum(lookups(other, batch, 3 * window + step) for step, batch in enumerate(batches)).backward()  # type: ignore[union-attr]
+    error = float((exactly(tables_of(module)[wide]) - exactly(tables_of(other)[wide])).abs().max())
+    expect(error <= 1e-13, f"table {wide} within 1e-13", f"an error of {error}")

@@ -9,7 +9,9 @@ import torch
 from keyedopt.conformance.suite.support.assertions import expect_equal
 from keyedopt.conformance.suite.support.doubles import ForeignKeyed
 from keyedopt.conformance.suite.support.foreign import (
+    ForeignWithObjects,
     expect_no_save_hook_in_a_refused_load,
+    expect_objects_restored_after_a_refused_load,
     expect_one_call_per_event,
 )
 from keyedopt.conformance.suite.support.inputs import parameters
@@ -28,10 +30,10 @@ class GlobalStep:
         return self.optimizer.step(closure)
 
 
-def hold_foreign(impl: Any) -> tuple[Any, list[ForeignKeyed], Any]:
+def hold_foreign(impl: Any, kind: type[ForeignKeyed] = ForeignKeyed) -> tuple[Any, list[ForeignKeyed], Any]:
     """Make a semi-synchronous optimizer of two foreign ones that share their parameters."""
     params = parameters()
-    members = [ForeignKeyed(params), ForeignKeyed(params)]
+    members = [kind(params), kind(params)]
     members[1]._optimizer = GlobalStep(members[1])  # type: ignore[attr-defined]  # where torchrec looks for it
     whole = impl.SemisyncOptimizer(list(params.values()), *members, num_local_steps=1)
     return whole, members, params
@@ -51,6 +53,13 @@ def test_a_refused_load_of_a_foreign_member_runs_no_save_hook(impl):
     """A load that a foreign member refuses runs no save hook, and changes no other member."""
     holder, members, params = hold_foreign(impl)
     expect_no_save_hook_in_a_refused_load(holder, members, params)
+
+
+@pytest.mark.clause("SEMI-041")
+def test_a_refused_load_restores_the_objects_of_a_foreign_member(impl):
+    """A load that a foreign member refuses leaves the stateful objects of the other member as they were."""
+    holder, members, params = hold_foreign(impl, ForeignWithObjects)
+    expect_objects_restored_after_a_refused_load(holder, members, params)
 
 
 @pytest.mark.clause("SEMI-006")
