@@ -123,10 +123,9 @@ def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int
     clips, inside = FusedModuleClips(replace(bound)), _inner_clips(optimizer)
     for leaf in leaves(optimizer):
         own = {id(param) for param in leaf.params.values()} if hasattr(leaf, "clip_in_backward") else set()
-        here = not own & set(spread)
-        alone = own == everything and here
+        alone = own == everything and not own & set(spread)
         if own and (bound.kind == "value" or alone):
-            clip = replace(bound, measure=bound.measure and here)
+            clip = replace(bound, measure=bound.measure and not own & set(spread))
             leaf.clip_in_backward(clip, inside=inside)
             clips.separate.append((leaf, clip))
             clips.bounded |= own

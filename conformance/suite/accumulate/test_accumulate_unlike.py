@@ -61,7 +61,7 @@ def test_parameters_with_unlike_windows(impl: Any, kind: str) -> None:
 
 
 #: Options of the optimizers beside lr, with values other than the defaults.
-OPTIONS: dict[str, list[dict[str, Any]]] = {
+WINDOW_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "AccumulateSGD": [
         {"momentum": 0.5},
         {"momentum": 0.5, "nesterov": True},
@@ -84,7 +84,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.clause("ACC-003")
 @pytest.mark.needs("{kind}")
 @pytest.mark.parametrize(
-    ("kind", "options"), [(kind, one) for kind, listed in OPTIONS.items() for one in listed]
+    ("kind", "options"), [(kind, one) for kind, listed in WINDOW_OPTIONS.items() for one in listed]
 )
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 def test_each_option_with_windows(impl: Any, kind: str, options: dict[str, Any], layout: str) -> None:
@@ -262,7 +262,7 @@ def test_embedding_windows(impl: Any, place: int, kind: str) -> None:
 @pytest.mark.clause("ACC-021")
 @pytest.mark.needs("EmbeddingBagCollection", "{kind}")
 @pytest.mark.parametrize(
-    ("kind", "options"), [(kind, one) for kind, listed in OPTIONS.items() for one in listed]
+    ("kind", "options"), [(kind, one) for kind, listed in WINDOW_OPTIONS.items() for one in listed]
 )
 def test_each_option_of_tables_with_windows(impl: Any, kind: str, options: dict[str, Any]) -> None:
     """Windows of tables apply every option of the optimizer like updates with the sums."""

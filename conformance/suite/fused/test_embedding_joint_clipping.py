@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -137,6 +138,25 @@ def test_tracked_norm_with_tables(impl, kind, norm_type, modules, dense):
         expect(whole.last_total_grad_norm is not None, f"a norm of {wanted}", None)
         expect_close(float(whole.last_total_grad_norm), wanted, "last_total_grad_norm", ulps=2**32)
         whole.zero_grad(set_to_none=True)
+
+
+@pytest.mark.clause("CLIP-043", "CLIP-044")
+@pytest.mark.plain_only("it has tables and groups of its own")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_tracked_norm_with_spread_tables(impl):
+    """The tracked norm covers tables that are spread over a process group, or the constructor warns."""
+    with single_rank():
+        module = collection(impl, "SGD", {"lr": 1.0})
+        group = torch.distributed.group.WORLD
+        spread = {table: [group] for table in tables_of(module).values()}
+        options = {"track_grad_norm": True, "enable_global_grad_clip": True, "param_to_pgs": spread}
+        weight, whole, warned = dense_with_joint_clipping(impl, module.fused_optimizer, "VALUE", **options)
+        if whole is None or warned:
+            return
+        weight.grad = tensor([3.0, 0.0, 0.0])
+        (module(jagged({"f": [[0]], "g": [[]], "h": [[]]}))["f"] * 2.0).sum().backward()
+        whole.step()
+        expect_close(float(whole.last_total_grad_norm), 5.0, "last_total_grad_norm", ulps=2**32)
 
 
 @pytest.mark.clause("FUSED-081")
