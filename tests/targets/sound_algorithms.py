@@ -155,6 +155,8 @@ class Flat(torch.optim.Optimizer):
     # --- loading
 
     def load_state_dict(self, state_dict: Any) -> None:
+        for given in state_dict["param_groups"]:
+            self.check({**self.defaults, **given})
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group.setdefault("arena", "flat")

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.doubles import ForeignKeyed, Stateful
 from keyedopt.conformance.suite.support.inputs import train
 
@@ -51,8 +52,8 @@ class ForeignWithObjects(ForeignKeyed):
     def _entry(self, param: torch.Tensor) -> dict[str, Any]:
         entry: dict[str, Any] = super()._entry(param)
         if "object" not in entry:
-            entry["object"] = Stateful(torch.zeros(2))
-            entry["inner"] = {"object": Stateful(torch.zeros(2))}
+            entry["object"] = Stateful(zeros(2))
+            entry["inner"] = {"object": Stateful(zeros(2))}
         return entry
 
 
