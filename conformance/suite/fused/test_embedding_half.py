@@ -26,6 +26,7 @@ from keyedopt.conformance.suite.support.embedding import (
 )
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, _numbers
 from keyedopt.conformance.suite.support.measured import Measuring, measure_error
+from keyedopt.conformance.suite.support.rounding_draws import expect_own_draws
 
 #: Optimizers whose first state is a mean of gradients or of steps.
 WITH_MOMENTUM = ("SGD", "LarsSGD", "Adam", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
@@ -147,33 +148,7 @@ def test_rounding(impl, dtype):
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_draws_of_several_steps(impl, optimizer, dtype):
     """Steps, tables and rows draw numbers of their own, and the same seed draws the same numbers."""
-    width, steps = (64, 4) if INTERPRETED else (512, 8)
-    unit = torch.finfo(getattr(torch, dtype)).eps
-    pair = [("t", 8, width, ("f",)), ("u", 8, width, ("g",))]
-
-    def trained(**more: Any) -> torch.Tensor:
-        module = collection(impl, optimizer, {"lr": unit / 4}, pair, dtype=dtype, **more)
-        with torch.no_grad():
-            for table in tables_of(module).values():
-                table.fill_(1.5)
-        bags = jagged({name: [[row] for row in range(8)] for name in ("f", "g")})
-        for _ in range(steps):
-            torch.autograd.backward([output.sum() for output in module(bags).values()])
-        return torch.cat([table.detach() for table in tables_of(module).values()])
-
-    rows = trained(rounding_seed=7)
-    expect_bits(trained(rounding_seed=7), rows, "tables with the same seed")
-    if rows.dtype.itemsize > 2:
-        expect_bits(rows, trained(), "tables that are not rounded")
-        return
-    # Each step moves an element by 1 unit with probability 1/4.
-    # The variances of 3/16 add up; with equal draws in each step they grow faster.
-    # The bounds are at least 4 standard deviations of the mean and 7 of the variance.
-    moved = (1.5 - exactly(rows)) / unit
-    mean, variance = (float(of(moved)) / steps for of in (torch.mean, torch.var))
-    expect(abs(mean - 1 / 4) <= 1 / 32, "a mean of 1/4 unit in each step", mean)
-    expect(1 / 8 <= variance <= 9 / 32, "a variance of 3/16 in each step", variance)
-    expect_equal(len(torch.unique(moved, dim=0)), 16, "rows with draws of their own")
+    expect_own_draws(impl, optimizer, dtype)
 
 
 @pytest.mark.clause("FUSED-096")
