@@ -1,5 +1,6 @@
 """Embedding modules: clipping around their fused optimizer."""
 
+import contextlib
 import copy
 import gc
 import warnings
@@ -8,8 +9,14 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
-from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, snapshot
-from keyedopt.conformance.suite.support.device import ones, tensor, zeros
+from keyedopt.conformance.suite.support.assertions import (
+    exactly,
+    expect,
+    expect_close,
+    expect_equal,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.device import full, ones, tensor, zeros
 from keyedopt.conformance.suite.support.embedding import (
     ONE_TABLE,
     collection,
@@ -118,6 +125,33 @@ def test_clipping_by_norm_nonfinite(impl):
     grads[0, 0] = float("nan")
     (module(jagged({"f": [[0], [1]]}))["f"] * grads).sum().backward()
     expect(torch.isfinite(tables_of(module)["t"].detach()[1:]).all(), "finite rows", tables_of(module)["t"])
+
+
+@pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, "inf"])
+@pytest.mark.parametrize("bad", [["nan"], ["inf"], ["-inf", "nan"]], ids=" ".join)
+@pytest.mark.parametrize("place", ["t", "u"])
+def test_nonfinite_norm_of_tables(impl, place, bad, norm_type):
+    """A non-finite gradient moves no other row of any table beyond the bound, and later steps are clipped."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=(("t", 6, 4, ("f",)), ("u", 5, 4, ("h",))))
+    if clipped_unless_refused(impl, module.fused_optimizer, "NORM", 1.0, norm_type=norm_type) is None:
+        return
+    for step in range(2):
+        before, outputs = snapshot(tables_of(module)), module(jagged({"f": [[0], [1]], "h": [[0], [3]]}))
+        grads = {"t": full((2, 4), 8.0), "u": full((2, 4), -8.0)}
+        for number, text in enumerate(bad if step == 0 else ()):
+            grads[place][0, number] = float(text)
+        with contextlib.suppress(RuntimeError, ValueError):  # an error corrupts no row
+            ((outputs["f"] * grads["t"]).sum() + (outputs["h"] * grads["u"]).sum()).backward()
+        moved = {name: before[name] - tables_of(module)[name].detach() for name in ("t", "u")}
+        finite = [exactly(one)[1 if name == place else 0 :].flatten() for name, one in moved.items()]
+        size = float(torch.linalg.vector_norm(torch.cat(finite), float(norm_type)))
+        expect(size <= 1.0001, "a norm of at most 1 of the change of all other rows", size)
+    wanted = 8 / {1.0: 128.0, 2.0: 32.0, "inf": 8.0}[norm_type]
+    seen = float(moved["t"][1, 0]), float(moved["u"][3, 0])
+    expect_close(seen[0], wanted, "the step of t after the non-finite one", ulps=2**34)
+    expect_close(seen[1], -wanted, "the step of u after the non-finite one", ulps=2**34)
 
 
 @pytest.mark.clause("FUSED-073")

@@ -6,6 +6,7 @@ import torch
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
+    expect_equal,
     expect_unchanged,
     same_bits,
     snapshot,
@@ -206,10 +207,59 @@ def test_deferred_sums(impl, optimizer):
     expect_deferred(impl, optimizer, {"initial_accumulator_value": 0.25})
 
 
-def expect_deferred(impl, optimizer, options):
-    """Fail unless a module that was made on "meta" equals and trains as one that was made at once."""
-    other = collection(impl, optimizer, options)
-    module = collection(impl, optimizer, options, device="meta")
+@pytest.mark.clause("FUSED-100")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@pytest.mark.parametrize(
+    ("optimizer", "option", "value"),
+    [
+        ("SGD", "momentum", 0.5),
+        ("RowWiseAdagrad", "lr_decay", 0.5),
+        ("Adam", "bias_correction", "per_row"),
+        ("AccumulateSGD", "accumulate_step", 2),
+        ("AccumulateAdam", "accumulate_step", 2),
+        ("AccumulateRowWiseAdagrad", "accumulate_step", 4),
+    ],
+)
+def test_deferred_states(impl, optimizer, option, value):
+    """Momentum, counts and windows of tables from the device "meta" are those of tables made at once."""
+    accumulating = {"use_accumulate": True} if option == "accumulate_step" else {}
+    expect_deferred(impl, optimizer, {option: value, **accumulating})
+
+
+@pytest.mark.clause("FUSED-100", "FUSED-096")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.optimizer_state_dtypes")
+@pytest.mark.parametrize("optimizer", ["SGD", "LarsSGD", "Adam", "PartialRowWiseAdam"])
+@pytest.mark.parametrize("momentum", ["float16", "bfloat16"])
+def test_deferred_momentum_in_half_precision(impl, momentum, optimizer):
+    """The momentum of tables from the device "meta" has the dtype of optimizer_state_dtypes."""
+    options = {"momentum": 0.9} if "SGD" in optimizer else {}
+    dtypes = {"optimizer_state_dtypes": {"momentum1": getattr(torch, momentum)}}
+    module = expect_deferred(impl, optimizer, options | dtypes)
+    for key, entry in module.fused_optimizer.state_dict()["state"].items():
+        found = [one.dtype for name, one in entry.items() if name.endswith(".momentum1")]
+        expect_equal(found, [getattr(torch, momentum)], f"dtype of the momentum of {key}")
+
+
+@pytest.mark.clause("FUSED-100")
+@pytest.mark.plain_only("it gives each of two tables a group")
+@pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
+def test_deferred_groups(impl):
+    """Tables of two groups from the device "meta" begin with the state of their own group."""
+    own = {"lr": 0.25, "initial_accumulator_value": 0.5}
+    expect_deferred(impl, "Adagrad", {"lr": 0.5, "initial_accumulator_value": 0.25}, own)
+
+
+def expect_deferred(impl, optimizer, options, own=None):
+    """Return a module that was made on "meta"; fail unless it equals and trains as one that was made at once.
+
+    With the options `own` each table has a group: t with the options, u with these.
+    """
+    first = None if own else optimizer
+    other = collection(impl, first, options)
+    module = collection(impl, first, options, device="meta")
+    for each in (module, other) if own else ():
+        for weight, one in zip(each.parameters(), (options, own), strict=True):
+            apply_in_backward(impl, getattr(torch.optim, optimizer), [weight], one)
     assert all(table.is_meta for table in tables_of(module).values()), "tables on meta have no memory"
     module.to_empty(device=the_device())
     with torch.no_grad():
@@ -217,10 +267,12 @@ def expect_deferred(impl, optimizer, options):
             table.copy_(tables_of(other)[name])
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state after to_empty")
-    fit(module, jagged(BAGS), steps=2)
-    fit(other, jagged(BAGS), steps=2)
-    before = snapshot(tables_and_state(other))
-    expect_unchanged(before, tables_and_state(module), "tables and state after training")
+    for steps in (2, 1):  # the last window of two is not full
+        fit(module, jagged(BAGS), steps=steps)
+        fit(other, jagged(BAGS), steps=steps)
+        before = snapshot(tables_and_state(other))
+        expect_unchanged(before, tables_and_state(module), "tables and state after training")
+    return module
 
 
 @pytest.mark.clause("FUSED-022", "FUSED-036")

@@ -128,6 +128,30 @@ def test_versions(impl: Any, optimizer: str) -> None:
         )
 
 
+@pytest.mark.clause("FUSED-094")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+@pytest.mark.parametrize("trained", ["t", "u"])
+def test_versions_of_one_table(impl: Any, trained: str, optimizer: str) -> None:
+    """The same holds if a step updates one of several tables, also after steps that update all of them."""
+    module = collection(impl, optimizer)
+    features = jagged({**BATCHES[0], "h": [[3], [0]]})
+    for part in ("all", "one", "one"):
+        outputs = module(features)
+        chosen = outputs.values() if part == "all" else [outputs["f" if trained == "t" else "h"]]
+        loss = sum(one.sum() for one in chosen)
+        entry = module.fused_optimizer.state_dict()["state"][f"{trained}.weight"]
+        saved = {"the table": tables_of(module)[trained].detach()} | {
+            name: value
+            for name, value in entry.items()
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+        }
+        graphs = {what: (ones(1, requires_grad=True) * one).sum() for what, one in saved.items()}
+        loss.backward()
+        for what, graph in graphs.items():
+            expect_raises(graph.backward, RuntimeError, expected=f"RuntimeError: {what} was modified")
+
+
 def train_nonzero(impl: Any, optimizer: str, rows: str, grads: torch.Tensor) -> tuple[Any, Any]:
     """Train two steps with an option `rows`; return the table and its state before and after."""
     options = {"rows": rows, "weight_decay": 0.125}
