@@ -11,6 +11,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_bits,
     expect_close,
     expect_equal,
+    expect_unchanged,
     same_bits,
     snapshot,
 )
@@ -21,6 +22,7 @@ from keyedopt.conformance.suite.support.embedding import (
     ONE_TABLE,
     collection,
     jagged,
+    lookups,
     tables_of,
     train_rows,
 )
@@ -315,3 +317,32 @@ def test_changed_features(impl, part, pooling):
         expect_bits(tables_of(module)["t"].detach(), before, "the table, after an error")
         return
     expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table")
+
+
+@pytest.mark.clause("FUSED-087")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("part", ["values", "offsets", "weights", "all"])
+def test_changed_features_of_other_dtypes(impl, part, kind):
+    """The same holds for features in int32, with weights in float64, of the last of two tables."""
+    module, other = (collection(impl, kind=kind, weighted=True) for _ in range(2))
+    before = snapshot(tables_of(module))
+
+    def features():
+        made = jagged(BAGS, WEIGHTS)
+        return {name: (one.int(), ends.int(), weight.double()) for name, (one, ends, weight) in made.items()}
+
+    given = features()
+    loss, wanted = lookups(module, given, 3), lookups(other, features(), 3)
+    later = tensor([1, 2, 4]), tensor([0, 1, 3]), tensor([8.0, 16.0, -4.0])
+    for number, name in enumerate(("values", "offsets", "weights")):
+        if part in (name, "all"):
+            given["h"][number].copy_(later[number])
+    wanted.backward()
+    try:
+        loss.backward()
+    except RuntimeError:
+        expect_unchanged(before, tables_of(module), "the tables, after an error")
+        return
+    for name in ("t", "u"):
+        expect_near(tables_of(module)[name], tables_of(other)[name], f"table {name}")

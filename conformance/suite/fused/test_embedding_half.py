@@ -14,7 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_equal,
     expect_raises,
 )
-from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.device import as_tensor, on_host, tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -74,6 +74,41 @@ def test_weighted_rows_without_an_optimizer(impl, pooling, dtype):
     """The same holds for tables without an optimizer."""
     module = collection(impl, None, tables=ONE_TABLE, dtype=dtype, pooling=pooling, weighted=True)
     expect_weighted_rows(module, next(iter(module.parameters())), pooling)
+
+
+@pytest.mark.clause("FUSED-022", "FUSED-023")
+@pytest.mark.needs("EmbeddingCollection")
+@pytest.mark.parametrize("of", ["float32", "float64"])
+def test_weighted_rows_without_pooling(impl, of, dtype):
+    """Without pooling, too, rows are multiplied by their weights in float32 or wider, in every table."""
+    module = collection(impl, kind="EmbeddingCollection", dtype=dtype, weighted=True)
+    factors = torch.tensor([1 / 3, -1 / 7, 5 / 3, 1 / 9], dtype=getattr(torch, of))
+    features = jagged(BAGS, BAGS)
+    features = {
+        name: (values, ends, as_tensor(factors[: len(values)]))
+        for name, (values, ends, _) in features.items()
+    }
+    outputs = module(features)
+    for name, table in (("f", "t"), ("g", "t"), ("h", "u")):
+        values, _, weights = features[name]
+        wanted = exactly(tables_of(module)[table])[on_host(values)] * exactly(weights)[:, None]
+        # Two roundings, of the weight and of the product; half precision: 2**13 ULP.
+        expect_close(outputs[name].detach(), wanted, f"output {name}", ulps=4)
+
+
+@pytest.mark.clause("FUSED-088")
+@pytest.mark.needs("{kind}", "Adagrad")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_gradients_of_weighted_rows(impl, kind, dtype):
+    """Gradients are multiplied by the weights in float32 or wider, as the sums of squares show."""
+    module = collection(impl, "Adagrad", kind=kind, tables=ONE_TABLE, dtype=dtype, weighted=True)
+    weights = [1 / 3, -1 / 7, 5 / 3]
+    bags = {"f": [[0], [3], [5]]}
+    outputs = module(jagged(bags, {"f": [[one] for one in weights]}))["f"]
+    (outputs * 3.0).sum().backward()
+    entry = module.fused_optimizer.state_dict()["state"]["t.weight"]["t.momentum1"]
+    wanted = (torch.tensor(weights).double() * 3.0).square()[:, None].expand(-1, 4)
+    expect_close(entry.detach()[[0, 3, 5]], wanted, "the sum of squares", ulps=16)
 
 
 @pytest.mark.clause("FUSED-027")

@@ -7,12 +7,16 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.algorithms import need_dtype
 from keyedopt.conformance.suite.support.assertions import (
+    exactly,
     expect,
     expect_bits,
     expect_close,
+    expect_equal,
     expect_unchanged,
     p_norm,
+    same_bits,
     snapshot,
 )
 from keyedopt.conformance.suite.support.device import tensor
@@ -193,3 +197,45 @@ def test_rows_that_count_as_zero_until_the_step(impl, optimizer):
     after = tables_of(module)["t"].detach()
     expect_bits(after[2], before[2], "the row whose gradient is zero")
     expect(not torch.equal(after[1], before[1]), "a change of the row with a gradient", after[1])
+
+
+@pytest.mark.clause("FUSED-081", "FUSED-091")
+@pytest.mark.plain_only("it converts the module of a joint norm")
+@pytest.mark.needs(
+    "EmbeddingBagCollection.converted_tables", "GradientClippingOptimizer", "{optimizer}", "CombinedOptimizer"
+)
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+@pytest.mark.parametrize("to", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("passes", [1, 2], ids=["once", "again after it"])
+def test_converted_before_the_step(impl, passes, to, optimizer):
+    """A module that is converted before a joint step is updated as one that was converted at first."""
+    need_dtype(impl, "EmbeddingBagCollection", to)
+    made = [collection(impl, optimizer, {"lr": 0.5}) for _ in range(3)]
+    joint = [dense_with_joint_clipping(impl, module.fused_optimizer) for module in made]
+    if any(whole is None or warned for _, whole, warned in joint):
+        return
+    module, early, plain = made
+    early.to(getattr(torch, to))
+    before = snapshot(tables_of(early))
+    for each in made:
+        for seed in range(passes):
+            fit(each, jagged(BAGS), seed=seed)
+            if each is not plain:
+                each.to(getattr(torch, to))
+    for dense, whole, _ in joint:
+        dense.grad = tensor([3.0, 0.0, 4.0])
+        whole.step()
+    for name in ("t", "u"):
+        seen, wanted = tables_of(module)[name].detach(), tables_of(early)[name].detach()
+        expect_equal(seen.dtype, getattr(torch, to), f"dtype of table {name}")
+        # Rows in the old dtype had gradients of at least float32: that is one unit of half precision at most.
+        error = float((exactly(seen) - exactly(wanted)).abs().max())
+        bound = 2e-6 if to == "float64" else 2 * torch.finfo(seen.dtype).eps
+        expect(error <= bound, f"table {name} within {bound:.2g}", f"an error of {error}")
+        expect(not same_bits(seen, before[name]), f"an update of table {name}", "none")
+    states = [each.fused_optimizer.state_dict()["state"] for each in made]
+    for name in ("t", "u"):
+        for key, value in states[2][f"{name}.weight"].items():
+            for state in states[:2] if isinstance(value, torch.Tensor) else ():
+                # Gradients and states are in float32 at least, whatever the dtype of the table.
+                expect_near(state[f"{name}.weight"][key], value, key)

@@ -9,6 +9,7 @@ import torch
 from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.algorithms import need_dtype
 from keyedopt.conformance.suite.support.assertions import (
+    expect,
     expect_bits,
     expect_close,
     expect_equal,
@@ -266,6 +267,39 @@ def test_without_pooling(impl, form):
         weighted_backward(wanted, JAGGED_KEYS, step)
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
+
+
+@pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("EmbeddingCollection", KEYED_JAGGED)
+@pytest.mark.parametrize("form", JAGGED_FORMS)
+@pytest.mark.parametrize("beside", [False, True], ids=["rows", "rows and row numbers"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_without_pooling(impl, weighted, beside, form):
+    """Without pooling a JaggedTensor has the rows and bags of its key, and the row numbers if asked."""
+    tables = (("t", 6, 4, ("f", "g")), ("u", 5, 4, ("f", "h")))
+    more = {"need_indices": True} if beside else {}
+    module, other = (
+        collection(impl, kind="EmbeddingCollection", tables=tables, weighted=weighted, **one)
+        for one in (more, {})
+    )
+    features = jagged(
+        {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[3, 3], [0]], **UNKNOWN},
+        {**WEIGHTS, **UNKNOWN} if weighted else None,
+    )
+    for training in (True, False):
+        module.train(training)
+        found = module(keyed_jagged_tensor(features, form))
+        wanted = other({key: features[key] for key in JAGGED_KEYS})
+        expect_equal(sorted(found), sorted(wanted), "names of the outputs")
+        for name, rows in wanted.items():
+            values, ends, *_ = features[name.partition("@")[0]]
+            expect_bits(found[name].values().detach(), rows.detach(), f"rows of {name}")
+            expect_equal(found[name].offsets().tolist(), ends.tolist(), f"offsets of {name}")
+            expect_equal(found[name].lengths().tolist(), ends.diff().tolist(), f"lengths of {name}")
+            numbers = found[name].weights_or_none()
+            if beside:
+                expect(numbers is not None, f"row numbers of {name}", "none")
+                expect_equal(numbers.tolist(), values.tolist(), f"row numbers of {name}")
 
 
 @pytest.mark.clause("FUSED-095")

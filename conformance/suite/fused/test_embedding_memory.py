@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
@@ -79,6 +80,53 @@ def test_smaller_states(impl: Any, optimizer: str) -> None:
     expect_confined(module, [value for value in tensors if value.shape[:1] == (6,)])
 
 
+#: The tables whose states are replaced, one at a time: those of the last table.
+PAIR = (("t", 6, 4, ("f",)), ("u", 6, 4, ("g",)))
+
+
+def replace_memory(buffers: Buffers, value: torch.Tensor, how: str) -> None:
+    """Replace the memory of a state by that of fewer rows or columns, or of a tensor elsewhere."""
+    narrow = value.detach()[:, :2] if how == "columns" else value.detach()
+    value.data = buffers.view(narrow, 2 if how == "rows" else len(narrow))
+
+
+@pytest.mark.clause("FUSED-099")
+@pytest.mark.needs("{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "Ftrl"])
+@pytest.mark.parametrize("how", ["rows", "columns", "moved"])
+@pytest.mark.parametrize("late", [False, True], ids=["before the lookup", "before the backward pass"])
+def test_one_state_is_replaced(impl: Any, late: bool, how: str, optimizer: str) -> None:
+    """A state of one table that was replaced, or moved, is not updated behind its end or where it was."""
+    other = collection(impl, optimizer, tables=PAIR)
+    fit(other, jagged(FEATURES), steps=2)
+    shapes = tables_and_state(other)["state"]["u.weight"]
+    for key, shape in shapes.items():
+        if type(shape) is not torch.Tensor or shape.ndim < (2 if how == "columns" else 1):
+            continue
+        module, buffers = collection(impl, optimizer, tables=PAIR), Buffers()
+        fit(module, jagged(FEATURES))
+        value = tables_and_state(module)["state"]["u.weight"][key]
+        if len(value) != 6:
+            continue  # a step count
+        old, loss = value.detach(), lookups(module, jagged(FEATURES), 2) if late else None
+        replace_memory(buffers, value, how)
+        behind, before = buffers.behind(), [old.clone(), value.detach().clone()]
+        error = ""
+        try:
+            (lookups(module, jagged(FEATURES), 2) if loss is None else loss).backward()
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        found = [*buffers.behind(), old.clone()]
+        unused = same_bits(value.detach(), before[1])
+        drop_pending_error(module, jagged({"f": [[0]], "g": [[0]]}))
+        for seen, wanted in zip(found, [*behind, before[0]], strict=True):
+            expect_bits(seen, wanted, f"memory that {key} does not have")
+        if how != "moved":
+            expect(error or unused, f"an error, or no use of the smaller {key}", "it was updated")
+        elif not error:
+            expect_bits(tables_of(module)["u"].detach(), tables_of(other)["u"].detach(), "the updated table")
+
+
 def free(tensor: torch.Tensor) -> None:
     """Free the memory of a tensor, as FSDP and offloading do; the tensor keeps its shape.
 
@@ -131,3 +179,32 @@ def test_inputs_freed_before_the_backward(impl: Any, kind: str, what: str) -> No
         return
     fit(other, jagged(ONE_FEATURE))
     expect_bits(tables_of(module)["t"].detach(), tables_of(other)["t"].detach(), "the updated table")
+
+
+@pytest.mark.clause("FUSED-103")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("what", ["row numbers", "offsets", "both"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_inputs_of_int32_freed_before_the_backward(impl: Any, weighted: bool, what: str, kind: str) -> None:
+    """The same holds for row numbers and offsets in int32, with weights in float64, in two features."""
+    module, other = (
+        collection(impl, "Adagrad", tables=TABLE, kind=kind, weighted=weighted) for _ in range(2)
+    )
+    weights = {name: [[row + 0.5 for row in bag] for bag in bags] for name, bags in FEATURES.items()}
+    made = jagged(FEATURES, weights if weighted else None)
+    features = {
+        name: (parts[0].int(), parts[1].int(), *(one.double() for one in parts[2:]))
+        for name, parts in made.items()
+    }
+    loss, before = lookups(module, features), snapshot(tables_and_state(module))
+    for values, offsets, *_ in features.values():
+        for one in {"row numbers": [values], "offsets": [offsets], "both": [values, offsets]}[what]:
+            free(one)
+    try:
+        loss.backward()
+    except Exception:
+        expect_unchanged(before, tables_and_state(module), "tables and state after the error")
+        return
+    fit(other, made)
+    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the updated table")
