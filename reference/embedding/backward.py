@@ -38,8 +38,7 @@ class Backward:
         return self._leaves
 
     def _renew(self, weights: Mapping[str, torch.Tensor]) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        # The hook of former stand-ins stays: graphs of earlier forward passes may reach them.
         self._leaves = {name: stand_in(weight) for name, weight in weights.items()}
         for leaf in self._leaves.values():
             leaf.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]

@@ -328,6 +328,30 @@ def test_converted_module(impl, dtype):
         expect(not same_bits(table.detach(), before[name]), f"{name} trained", "a table unchanged")
 
 
+@pytest.mark.clause("FUSED-091")
+@pytest.mark.needs("EmbeddingBagCollection.converted_tables", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_converted_before_the_backward(impl, kind, optimizer, dtype):
+    """A backward pass after a conversion updates the tables by their gradients, or raises an error."""
+    module, fresh = (collection(impl, optimizer, {"lr": 0.5}, kind=kind) for _ in range(2))
+    loss = lookups(module, jagged(BAGS))
+    for each in (module, fresh):
+        each.to(getattr(torch, dtype))
+    before = snapshot(tables_of(module))
+    try:
+        loss.backward()
+    except (RuntimeError, ValueError, TypeError):
+        expect_unchanged(before, tables_of(module), "tables after an error")
+        return
+    fit(fresh, jagged(BAGS))
+    for name in ("t", "u"):
+        seen, wanted = tables_of(module)[name].detach(), tables_of(fresh)[name].detach()
+        error = float((seen.double() - wanted.double()).abs().max())
+        bound = 2e-6 if seen.dtype.itemsize > 2 else 2 * torch.finfo(seen.dtype).eps
+        expect(error <= bound, f"table {name} within {bound:.2g}", f"an error of {error}")
+
+
 @pytest.mark.clause("FUSED-032")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.empty_batches")
 def test_no_bags(impl):
