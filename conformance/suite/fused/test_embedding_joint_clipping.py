@@ -1,5 +1,6 @@
 """Embedding modules: several tables and groups that are clipped together with dense parameters."""
 
+import contextlib
 import math
 import warnings
 
@@ -19,7 +20,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
-from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.device import full, tensor
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -161,6 +162,29 @@ def test_tracked_norm_with_spread_tables(impl):
         (module(jagged({"f": [[0]], "g": [[]], "h": [[]]}))["f"] * 2.0).sum().backward()
         whole.step()
         expect_close(float(whole.last_total_grad_norm), 5.0, "last_total_grad_norm", ulps=2**32)
+
+
+@pytest.mark.clause("FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+@pytest.mark.parametrize("place", ["dense", "t", "u"])
+def test_nonfinite_joint_norm(impl, place, bad):
+    """With a joint norm that is not finite no row with a finite gradient moves beyond the bound."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=(("t", 6, 4, ("f",)), ("u", 5, 4, ("h",))))
+    dense, whole, warned = dense_with_joint_clipping(impl, module.fused_optimizer)
+    if whole is None or warned:
+        return
+    before, outputs = snapshot(tables_of(module)), module(jagged({"f": [[0], [1]], "h": [[0], [3]]}))
+    grads = {"dense": full((3,), 8.0), "t": full((2, 4), 8.0), "u": full((2, 4), -8.0)}
+    grads[place].view(-1)[1] = float(bad)
+    with contextlib.suppress(RuntimeError, ValueError):  # an error corrupts no row
+        ((outputs["f"] * grads["t"]).sum() + (outputs["h"] * grads["u"]).sum()).backward()
+        dense.grad = grads["dense"]
+        whole.step()
+    moved = {name: exactly(before[name]) - exactly(tables_of(module)[name]) for name in ("t", "u")}
+    finite = [one[1 if name == place else 0 :].flatten() for name, one in moved.items()]
+    size = float(torch.cat(finite).norm())
+    expect(size <= 0.5001, "a norm of at most 0.5 of the change of all other rows", size)
 
 
 @pytest.mark.clause("FUSED-081")

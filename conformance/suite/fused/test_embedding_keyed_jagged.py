@@ -355,3 +355,37 @@ def test_changed_features(impl, part):
         return
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
+
+
+@pytest.mark.clause("FUSED-095")
+@pytest.mark.needs("{kind}", KEYED_JAGGED)
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("part", ["values", "offsets", "weights"])
+def test_changed_features_of_other_dtypes(impl, part, kind):
+    """The same holds for a KeyedJaggedTensor in int32, with weights in float64, of modules of any kind."""
+    tables = (("t", 6, 4, ("f", "g")), ("u", 5, 4, ("h",)))
+    module, other = (collection(impl, kind=kind, tables=tables, weighted=True) for _ in range(2))
+    before = snapshot(tables_of(module))
+    features, given = (
+        keyed_jagged_tensor(
+            {key: (*parts[:2], parts[2].double()) for key, parts in batches(weighted=True)[0].items()},
+            "int32",
+        )
+        for _ in range(2)
+    )
+    losses = []
+    for each, one in ((module, features), (other, given)):
+        outputs = each(one)
+        rows = [outputs[key] if kind == "EmbeddingBagCollection" else outputs[key].values() for key in "fgh"]
+        losses.append(sum((place + 1) * row.sum() for place, row in enumerate(rows)))
+    changed = getattr(features, part)()
+    later = {"values": [1, 0, 0, 3, 4, 2, 1, 2, 4], "offsets": [0, 1, 4, 5, 6, 6, 9]}
+    changed.copy_(tensor(later.get(part, [2.0, 0.5, 4.0, 8.0, 0.25, 1.0, 3.0, 0.125, 16.0])))
+    losses[1].backward()
+    try:
+        losses[0].backward()
+    except RuntimeError:
+        expect_unchanged(before, tables_of(module), "the tables, after an error")
+        return
+    for name in ("t", "u"):
+        expect_near(tables_of(module)[name], tables_of(other)[name], f"table {name}")
