@@ -21,7 +21,12 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_and_state,
     tables_of,
 )
-from keyedopt.conformance.suite.support.rounding_draws import STEPS, expect_own_draws, seeded, train_pair
+from keyedopt.conformance.suite.support.rounding_draws import (
+    DRAW_STEPS,
+    expect_own_draws,
+    seeded_tables,
+    train_seeded,
+)
 
 #: Momentum in half precision, too.
 NARROW = {"optimizer_state_dtypes": {"momentum1": torch.bfloat16}}
@@ -48,8 +53,8 @@ def test_draws_with_momentum_in_half_precision(impl, dtype):
         expect_own_draws(impl, "Adam", dtype, **NARROW)
     entries = []
     for seed in (7, None):
-        module, _ = seeded(impl, "Adam", dtype, seed=seed, **NARROW)
-        fit(module, jagged({"f": BAGS["f"], "g": BAGS["g"]}), steps=STEPS)
+        module, _ = seeded_tables(impl, "Adam", dtype, seed=seed, **NARROW)
+        fit(module, jagged({"f": BAGS["f"], "g": BAGS["g"]}), steps=DRAW_STEPS)
         entries.append(module.fused_optimizer.state_dict()["state"])
     for name in ("t", "u"):
         rounded, near = (entry[f"{name}.weight"][f"{name}.momentum1"] for entry in entries)
@@ -65,16 +70,16 @@ def test_draws_with_momentum_in_half_precision(impl, dtype):
 @pytest.mark.parametrize("how", ["", "groups", "joint"], ids=["one group", "groups", "joint"])
 def test_resumed_draws(impl, how, dtype):
     """A resumed run of an algorithm that counts its steps continues bit for bit, with the same seed."""
-    module, whole = seeded(impl, "Adam", dtype, how)
-    train_pair(module, whole, 2)
+    module, whole = seeded_tables(impl, "Adam", dtype, how)
+    train_seeded(module, whole, 2)
     saved = snapshot(tables_and_state(module))
-    wanted = train_pair(module, whole, 3)
-    other, around = seeded(impl, "Adam", dtype, how)
+    wanted = train_seeded(module, whole, 3)
+    other, around = seeded_tables(impl, "Adam", dtype, how)
     with torch.no_grad():
         for name, table in tables_of(other).items():
             table.copy_(saved["tables"][name])
     other.fused_optimizer.load_state_dict({"state": saved["state"]})
-    expect_bits(train_pair(other, around, 3), wanted, "the tables of the resumed run")
+    expect_bits(train_seeded(other, around, 3), wanted, "the tables of the resumed run")
 
 
 @pytest.mark.clause("FUSED-048")
@@ -82,10 +87,10 @@ def test_resumed_draws(impl, how, dtype):
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_draws_of_copies(impl, optimizer, dtype):
     """A copy of a module with a seed trains like the original, bit for bit."""
-    module, _ = seeded(impl, optimizer, dtype)
-    train_pair(module, None, 2)
+    module, _ = seeded_tables(impl, optimizer, dtype)
+    train_seeded(module, None, 2)
     copied = copy.deepcopy(module)
-    expect_bits(train_pair(copied, None, 2), train_pair(module, None, 2), "the tables of the copy")
+    expect_bits(train_seeded(copied, None, 2), train_seeded(module, None, 2), "the tables of the copy")
 
 
 @pytest.mark.clause("FUSED-034")

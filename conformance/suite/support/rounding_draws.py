@@ -11,12 +11,14 @@ from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameters
 from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
-WIDTH, STEPS = (64, 4) if INTERPRETED else (512, 8)
+DRAW_WIDTH, DRAW_STEPS = (64, 4) if INTERPRETED else (512, 8)
 #: Two tables of one size.
-PAIR = (("t", 8, WIDTH, ("f",)), ("u", 8, WIDTH, ("g",)))
+DRAW_TABLES = (("t", 8, DRAW_WIDTH, ("f",)), ("u", 8, DRAW_WIDTH, ("g",)))
 
 
-def seeded(impl: Any, optimizer: str, dtype: str, how: str = "", seed: int | None = 7, **options: Any) -> Any:
+def seeded_tables(
+    impl: Any, optimizer: str, dtype: str, how: str = "", seed: int | None = 7, **options: Any
+) -> tuple[Any, Any]:
     """Make a module of two tables, and what takes its steps: a wrapper that clips jointly, or nothing.
 
     Args:
@@ -28,8 +30,8 @@ def seeded(impl: Any, optimizer: str, dtype: str, how: str = "", seed: int | Non
         options: more options of the optimizer.
     """
     options = {"lr": torch.finfo(getattr(torch, dtype)).eps / 4, **options}
-    more = {} if seed is None else {"rounding_seed": seed}
-    module = collection(impl, optimizer, options, PAIR, dtype=dtype, **more)
+    more: dict[str, Any] = {} if seed is None else {"rounding_seed": seed}
+    module = collection(impl, optimizer, options, DRAW_TABLES, dtype=dtype, **more)
     if "groups" in how:
         apply_in_backward(impl, getattr(torch.optim, optimizer), [tables_of(module)["u"]], options)
     with torch.no_grad():
@@ -47,7 +49,7 @@ def seeded(impl: Any, optimizer: str, dtype: str, how: str = "", seed: int | Non
             return module, None
 
 
-def train_pair(module: Any, whole: Any, steps: int) -> torch.Tensor:
+def train_seeded(module: Any, whole: Any, steps: int) -> torch.Tensor:
     """Train both tables with gradients of one, and return their rows."""
     bags = jagged({name: [[row] for row in range(8)] for name in ("f", "g")})
     for _ in range(steps):
@@ -60,18 +62,18 @@ def train_pair(module: Any, whole: Any, steps: int) -> torch.Tensor:
 def expect_own_draws(impl: Any, optimizer: str, dtype: str, how: str = "", **options: Any) -> None:
     """Expect steps, tables and rows to draw numbers of their own, and the same seed to draw the same."""
     unit = torch.finfo(getattr(torch, dtype)).eps
-    rows = train_pair(*seeded(impl, optimizer, dtype, how, **options), STEPS)
-    again = train_pair(*seeded(impl, optimizer, dtype, how, **options), STEPS)
+    rows = train_seeded(*seeded_tables(impl, optimizer, dtype, how, **options), DRAW_STEPS)
+    again = train_seeded(*seeded_tables(impl, optimizer, dtype, how, **options), DRAW_STEPS)
     expect_bits(again, rows, "tables with the same seed")
     if rows.dtype.itemsize > 2:
-        plain = train_pair(*seeded(impl, optimizer, dtype, how, None, **options), STEPS)
+        plain = train_seeded(*seeded_tables(impl, optimizer, dtype, how, None, **options), DRAW_STEPS)
         expect_bits(rows, plain, "tables that are not rounded")
         return
     # Each step moves an element by 1 unit with probability 1/4.
     # The variances of 3/16 add up; with equal draws in each step they grow faster.
     # The bounds are at least 4 standard deviations of the mean and 7 of the variance.
     moved = (1.5 - exactly(rows)) / unit
-    mean, variance = (float(of(moved)) / STEPS for of in (torch.mean, torch.var))
+    mean, variance = (float(of(moved)) / DRAW_STEPS for of in (torch.mean, torch.var))
     expect(abs(mean - 1 / 4) <= 1 / 32, "a mean of 1/4 unit in each step", mean)
     expect(1 / 8 <= variance <= 9 / 32, "a variance of 3/16 in each step", variance)
     expect_equal(len(torch.unique(moved, dim=0)), 16, "rows with draws of their own")
