@@ -1,5 +1,6 @@
 """Where the backward pass of a collection reaches its tables."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ class Backward:
     A copy begins without stand-ins. They are made for the tables as they are, in the first forward.
 
     Args:
-        update: called with the gradients, when those of all tables that the pass reaches are complete.
+        update: a method that is called with the gradients, when those of all tables that the pass reaches are
+            complete, as long as its object exists.
     """
 
     def __init__(self, update: Callable[[Gradients], None]) -> None:
@@ -42,12 +44,16 @@ class Backward:
         self._leaves = {name: stand_in(weight) for name, weight in weights.items()}
         for leaf in self._leaves.values():
             leaf.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
-        tables = list(weights.values())
+        # Autograd's nodes keep a hook, and Python frees no cycle through them: the hook keeps nothing alive.
+        update, tables = weakref.WeakMethod(self._update), [weakref.ref(table) for table in weights.values()]
 
         @uncompiled
         def complete(grads: Sequence[torch.Tensor | None]) -> None:
             pairs = zip(tables, grads, strict=True)
-            self._update([(table, _listed(grad)) for table, grad in pairs if grad is not None])
+            found = [(table(), _listed(grad)) for table, grad in pairs if grad is not None]
+            apply = update()
+            if apply is not None:
+                apply([(table, rows) for table, rows in found if table is not None])
 
         self._hook = register_multi_grad_hook(list(self._leaves.values()), complete)
 

@@ -98,7 +98,8 @@ class FusedCollection(TableCollection):
         found = []
         for table, outputs in zip(self._configs, output_names(self._configs), strict=True):
             for feature, output in zip(table.feature_names, outputs, strict=True):
-                rows = gather(weights[table.name], leaves[table.name], checked[feature].values)
+                numbers = checked[feature].values
+                rows = gather(weights[table.name], leaves[table.name], numbers, self._optim)
                 found.append(Lookup(table, output, checked[feature], rows))
         return found
 

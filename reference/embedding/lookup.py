@@ -34,9 +34,11 @@ class _Gather(torch.autograd.Function):
     """``weight[rows]``, differentiable by the stand-in of the table."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, leaf: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, trains: object
+    ) -> torch.Tensor:
         ctx.save_for_backward(rows)
-        ctx.shape = weight.shape
+        ctx.shape, ctx.trains = weight.shape, trains
         return weight.detach()[rows].to(leaf.dtype)
 
     @staticmethod
@@ -45,16 +47,19 @@ class _Gather(torch.autograd.Function):
         (rows,) = ctx.saved_tensors  # type: ignore[attr-defined]
         shape: torch.Size = ctx.shape  # type: ignore[attr-defined]
         sparse = torch.sparse_coo_tensor(rows[None], grads[0].detach(), shape, check_invariants=False)
-        return sparse, None, None
+        return sparse, None, None, None
 
 
-def gather(weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+def gather(
+    weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor, trains: object = None
+) -> torch.Tensor:
     """Return the rows, in float32 at least: (R, D), (N,) → (N, D).
 
     Args:
         weight: the table, (R, D).
         leaf: its stand-in, whose gradient is wanted; None where there is none to take.
         rows: checked row numbers, (N,).
+        trains: what the backward pass needs, kept as long as the output.
 
     Raises:
         ValueError: the row numbers are not on the device of the table.
@@ -63,7 +68,9 @@ def gather(weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor) 
         raise ValueError(f"indices must be on the device of the table, {weight.device}, not on {rows.device}")
     if leaf is None:
         return weight.detach()[rows].to(gradient_dtype(weight.dtype))
-    gathered: torch.Tensor = _Gather.apply(leaf, weight, rows)  # type: ignore[no-untyped-call, unused-ignore]
+    gathered: torch.Tensor = _Gather.apply(  # type: ignore[no-untyped-call, unused-ignore]
+        leaf, weight, rows, trains
+    )
     return gathered
 
 

@@ -4,6 +4,8 @@ The smaller tensors are views of larger buffers, so a kernel that writes beyond 
 memory of the case, where it is seen. A kernel that reads freed memory may end the process of the case.
 """
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
+    expect_equal,
     expect_raises,
     expect_unchanged,
     same_bits,
@@ -210,3 +213,38 @@ def test_inputs_of_int32_freed_before_the_backward(impl: Any, weighted: bool, wh
         return
     fit(other, made)
     expect_near(tables_of(module)["t"], tables_of(other)["t"], "the updated table")
+
+
+@pytest.mark.clause("FUSED-108")
+@pytest.mark.plain_only("it is about the life of objects")
+@pytest.mark.needs("{kind}", "Adagrad")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_freed(impl, kind, trained):
+    """A module without references is freed with its tables and their state, whether it was trained or not."""
+    module = collection(impl, "Adagrad", kind=kind)
+    if trained:
+        fit(module, jagged(BAGS))
+    state = [one for entry in module.fused_optimizer.state.values() for one in entry.values()]
+    weak = [
+        weakref.ref(one) for one in (module, *tables_of(module).values(), *filter(torch.is_tensor, state))
+    ]
+    del module, state
+    gc.collect()
+    there = [type(one()).__name__ for one in weak if one() is not None]
+    expect_equal(there, [], "what is still there of a module without references")
+
+
+@pytest.mark.clause("FUSED-108")
+@pytest.mark.plain_only("it is about the life of objects")
+@pytest.mark.needs("{kind}", "SGD")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_an_output_outlives_its_module(impl, kind):
+    """The backward pass of an output trains tables that the caller keeps, although the module is gone."""
+    module, other = (collection(impl, kind=kind) for _ in range(2))
+    kept, expected, output = tables_of(module), tables_of(other), module(jagged(BAGS))
+    del module
+    gc.collect()
+    for outputs in (output, other(jagged(BAGS))):
+        sum(one.sum() for one in outputs.values()).backward()
+    expect_unchanged(snapshot(expected), kept, "the tables of a module that is gone")
