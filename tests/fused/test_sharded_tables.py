@@ -120,6 +120,7 @@ def test_invalid_lookups_raise(tbe, pooling, backend):
     [
         ("EXACT_ROWWISE_ADAGRAD", {"weight_decay": 0.5}, "weight_decay=0.5"),
         ("EXACT_ADAGRAD", {"gradient_clipping": True, "max_gradient": 1.0}, "gradient_clipping=True"),
+        ("EXACT_ROWWISE_ADAGRAD", {"max_norm": 2.0}, "max_norm=2.0"),
         ("EXACT_SGD", {"precision": "FP16", "output_dtype": "FP16"}, "the output float32"),
     ],
 )
