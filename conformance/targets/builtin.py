@@ -114,6 +114,7 @@ fbgemm = Implementation(
             "*.any_width",
             "*.process_group",
             "*.frozen_tables",
+            "*.without_optimizer",
             "*.shared_features",
             "*.converted_tables",
         ),
