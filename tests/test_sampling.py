@@ -84,7 +84,8 @@ def test_the_everyday_set_has_a_sample_of_the_long_loops():
 
 def test_ci_runs_one_of_these_parts():
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert f"part=$((commits % {PARTS} + 1))" in text
+    assert f"part=$((commits % {PARTS + 1} + 1))" in text
+    assert f"part <= {PARTS}" in text
     assert f"Part $part of {PARTS} of" in text
 
 

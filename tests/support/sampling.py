@@ -32,7 +32,7 @@ from keyedopt.conformance import spec
 
 ROOT = Path(__file__).parents[2]
 #: The parts that the long loops are divided into; `.ci/run` runs one of them.
-PARTS = 8
+PARTS = 12
 #: The files whose tests share fixtures and take longest, which are dealt out to the parts.
 LONGEST_TOGETHER = (
     *("test_documentation", "test_without_values", "test_triton_compiled", "test_findings"),
