@@ -104,7 +104,7 @@ class TableGroup:
         if self.options.get("momentum") and not self._state:
             raise ValueError("momentum was 0 when the state was made, so there is no momentum1 for it")
         if self.options.get("use_accumulate") and not self.has_windows:
-            raise ValueError("use_accumulate was False when the state was made, so there is no window for it")
+            raise ValueError("use_accumulate was False when the tables were made: make a module with True")
         fixed = all(key == "params" or isinstance(one, IMMUTABLE) for key, one in self.options.items())
         self._checked_options = options if fixed else []
         return False

@@ -20,13 +20,12 @@ class Backward:
 
     Args:
         update: a method that is called with the gradients, when those of all tables that the pass reaches are
-            complete, as long as its object exists.
+            complete. If its object no longer exists, the backward pass raises RuntimeError.
     """
 
     def __init__(self, update: Callable[[Gradients], None]) -> None:
         self._update = update
         self._leaves: dict[str, torch.Tensor] = {}
-        self._hook: Any = None
 
     def leaves(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return the stand-ins of these tables, the same ones as long as the tables stay what they are."""
@@ -49,16 +48,17 @@ class Backward:
 
         @uncompiled
         def complete(grads: Sequence[torch.Tensor | None]) -> None:
+            apply = update()
+            if apply is None:
+                raise RuntimeError("the module of a lookup no longer exists, so its tables cannot be updated")
             pairs = zip(tables, grads, strict=True)
             found = [(table(), _listed(grad)) for table, grad in pairs if grad is not None]
-            apply = update()
-            if apply is not None:
-                apply([(table, rows) for table, rows in found if table is not None])
+            apply([(table, rows) for table, rows in found if table is not None])
 
-        self._hook = register_multi_grad_hook(list(self._leaves.values()), complete)
+        register_multi_grad_hook(list(self._leaves.values()), complete)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_update": self._update, "_leaves": {}, "_hook": None}
+        return {"_update": self._update, "_leaves": {}}
 
 
 def _fits(leaf: torch.Tensor, weight: torch.Tensor) -> bool:

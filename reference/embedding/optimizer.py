@@ -104,7 +104,7 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
             if group.get(option) and f"{name}.{key}" not in self.state[weight]:
                 raise ValueError(f"{option} was 0 when the state was made, so there is no {key} for it")
         if group.get("use_accumulate") and f"{name}.window" not in self.state[weight]:
-            raise ValueError("use_accumulate was False when the state was made, so there is no window for it")
+            raise ValueError("use_accumulate was False when the tables were made: make a module with True")
         for key, value in self.state[weight].items():
             fits = weight.shape, weight.shape[:1]
             if key != f"{name}.iter" and isinstance(value, torch.Tensor) and value.shape not in fits:

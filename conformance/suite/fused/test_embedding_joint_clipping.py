@@ -141,6 +141,7 @@ def test_tracked_norm_with_tables(impl, kind, norm_type, modules, dense):
         whole.step()
         wanted = p_norm(grads, norm_type)
         expect(whole.last_total_grad_norm is not None, f"a norm of {wanted}", None)
+        # 2³² units of float64 are 16 roundings of float32: norms of members, powers, sums and the root.
         expect_close(float(whole.last_total_grad_norm), wanted, "last_total_grad_norm", ulps=2**32)
         whole.zero_grad(set_to_none=True)
 
@@ -184,6 +185,7 @@ def test_nonfinite_joint_norm(impl, place, bad):
     moved = {name: exactly(before[name]) - exactly(tables_of(module)[name]) for name in ("t", "u")}
     finite = [one[1 if name == place else 0 :].flatten() for name, one in moved.items()]
     size = float(torch.cat(finite).norm())
+    # Each of at most 16 elements is below 2, and its update is rounded to float32, by 2⁻²⁴ at most.
     expect(size <= 0.5001, "a norm of at most 0.5 of the change of all other rows", size)
 
 
@@ -252,7 +254,8 @@ def test_converted_before_the_step(impl, passes, to, optimizer):
     for name in ("t", "u"):
         seen, wanted = tables_of(module)[name].detach(), tables_of(early)[name].detach()
         expect_equal(seen.dtype, getattr(torch, to), f"dtype of table {name}")
-        # Rows in the old dtype had gradients of at least float32: that is one unit of half precision at most.
+        # Rows in the old dtype had gradients of at least float32: that is one unit of half precision at most,
+        # and in float64 16 roundings of float32, of numbers below 2.
         error = float((exactly(seen) - exactly(wanted)).abs().max())
         bound = 2e-6 if to == "float64" else 2 * torch.finfo(seen.dtype).eps
         expect(error <= bound, f"table {name} within {bound:.2g}", f"an error of {error}")
