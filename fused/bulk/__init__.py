@@ -6,12 +6,13 @@ if torch lacks DLPack's C interface, or if the extension was built from older so
 
 import importlib
 from collections.abc import Hashable
+from operator import is_
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 #: As in ``module.cpp``; increased when arguments or results of a function change.
-REVISION = 4
+REVISION = 5
 
 native: Any
 try:
@@ -28,3 +29,16 @@ def places(tensors: list[Tensor]) -> Hashable:
     if found is None:  # as for subclasses of tensors
         return tuple([(one.data_ptr(), one.dtype, one.shape, one.stride()) for one in tensors])
     return found
+
+
+def held(modules: dict[str, nn.Module], name: str, tensors: list[Tensor]) -> bool:
+    """Return whether the parameter `name` of each module is the tensor in the list."""
+    if native is not None:
+        return bool(native.held(modules, name, tensors))
+    present = [module._parameters.get(name) for module in modules.values()]
+    return len(present) == len(tensors) and all(map(is_, present, tensors))
+
+
+def count_trained(tensors: list[Tensor]) -> int:
+    """Return how many of the tensors require a gradient."""
+    return sum(one.requires_grad for one in tensors) if native is None else native.count_trained(tensors)

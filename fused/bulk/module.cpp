@@ -10,7 +10,7 @@ PyObject* is_neg = nullptr;
 
 namespace {
 
-constexpr long kRevision = 4;  // as in __init__.py
+constexpr long kRevision = 5;  // as in __init__.py
 
 template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
 constexpr PyMethodDef method(const char* name, const char* text) {
@@ -27,6 +27,8 @@ PyMethodDef functions[] = {
     method<gathered>("gathered", "gathered(params, state, names): parameters, gradients and states, or None"),
     method<outside>("outside", "outside(indices, sizes): (size, number) of the first invalid number, or None"),
     method<places>("places", "places(tensors): address, dtype, shape and strides of each, as bytes, or None"),
+    method<held>("held", "held(modules, name, tensors): whether these are the parameters `name` of the modules"),
+    method<count_trained>("count_trained", "count_trained(tensors): how many require a gradient"),
     method<listed>("listed", "listed(params, states, indices, values): tables and lookups, or None"),
     method<large_pages>("large_pages", "large_pages(tensor): request large pages for a new tensor"),
     method<gather_pages>("gather_pages", "gather_pages(tensor): request to replace small pages by large ones"),

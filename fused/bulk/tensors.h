@@ -115,6 +115,8 @@ PyObject* gathered(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* listed(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* places(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* held(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* count_trained(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* gather_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);

@@ -339,8 +339,8 @@ def collect_traced(
         lookups = list(part.columns(inputs, offsets=layout.pools)) if part.slots else []
         given = [
             _with_gradient(lookup, grads[name])
-            for lookup, name, one in zip(lookups, part.outputs, part.trained, strict=True)
-            if one and name in grads
+            for lookup, name, weight in zip(lookups, part.outputs, part.weights, strict=True)
+            if weight.requires_grad and name in grads
         ]
         if given and part.group.optimizer is not None:
             gradients.append((part.group, given))

@@ -258,9 +258,10 @@ class FusedCollection(TableCollection):
 
     def current_layout(self) -> FeatureLayout:
         """Return the layout, made anew if a tensor or a parameter group was replaced."""
-        tables: Any = self._modules[self.children_name]
-        weights = [table._parameters["weight"] for table in tables._modules.values()]
-        if self._layout is None or not self._layout.is_current(weights, self._optim.param_groups):
+        children: Any = self._modules[self.children_name]
+        tables = children._modules
+        if self._layout is None or not self._layout.is_current(tables, self._optim.param_groups):
+            weights = [table._parameters["weight"] for table in tables.values()]
             groups = self._optim.table_groups(self._weights())
             self._layout = FeatureLayout(groups, weights, self._slots, self.pools)
             self._optim.layout = weakref.ref(self._layout)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 from keyedopt.fused.backends.interface import Columns
 from keyedopt.fused.backends.packed import PackedLayout
+from keyedopt.fused.bulk import count_trained, held
 from keyedopt.fused.embedding.inputs import Inputs
 from keyedopt.fused.embedding.table_groups import TableGroup
 from keyedopt.reference.embedding.config import EmbeddingConfig, PoolingType, output_names
@@ -97,21 +97,16 @@ class GroupLayout:
             self._means,
         )
 
-    @property
-    def trained(self) -> list[bool]:
-        """Whether each lookup is differentiated by its table in training."""
-        return [weight.requires_grad for weight in self.weights]
-
     def trains_by_autograd(self) -> bool:
         """Return whether tables without an optimizer need a gradient; torch looks these up."""
-        return self.group.optimizer is None and any(self.trained)
+        return self.group.optimizer is None and count_trained(self.weights) > 0
 
     def why_split(self) -> str:
         """Return why `requires_grad` of the tables needs a packed input to be split; empty if it does not."""
-        trained = self.trained
-        if len(set(trained)) > 1:
+        number = count_trained(self.weights)
+        if 0 < number < len(self.weights):
             return "some tables are frozen and others are not"
-        if self.group.optimizer is None and any(trained):
+        if self.group.optimizer is None and number:
             return "tables without an optimizer are differentiated by torch"
         return ""
 
@@ -208,9 +203,9 @@ class FeatureLayout:
             len(keys),
         )
 
-    def is_current(self, weights: Sequence[Tensor], param_groups: Sequence[object]) -> bool:
+    def is_current(self, tables: dict[str, Any], param_groups: Sequence[object]) -> bool:
         """Return whether weights, states and parameter groups are still those of the layout."""
-        same = len(weights) == len(self._weights) > 0 and all(map(is_, weights, self._weights))
+        same = len(tables) > 0 and held(tables, "weight", self._weights)
         return same and all(group.is_current(param_groups) for group in self.groups)
 
     def check(self) -> None:

@@ -406,3 +406,27 @@ def test_a_factor_that_underflows_float32_loses_no_digits_on_the_cpu():
     GradientClippingOptimizer(inner, GradientClipping.NORM, 1e-23).clip_grad_norm_()
     ulp = 2.0**-23  # the product is rounded once
     assert param.grad.tolist() == pytest.approx([6e-24, 8e-24], rel=ulp, abs=0.0)
+
+
+def test_a_replaced_weight_is_seen(monkeypatch):
+    modules = {name: torch.nn.Linear(2, 2, bias=False) for name in "ab"}
+    weights = [module.weight for module in modules.values()]
+    for extension in {native, None}:
+        monkeypatch.setattr(bulk, "native", extension)
+        assert bulk.held(modules, "weight", weights)
+        assert not bulk.held(modules, "weight", weights[:1])
+        assert not bulk.held(modules, "weight", [*weights, weights[0]])
+        assert not bulk.held(modules, "weight", weights[::-1])
+        assert not bulk.held(modules, "other", weights)
+        with monkeypatch.context() as change:
+            change.setitem(modules["b"]._parameters, "weight", torch.nn.Parameter(torch.zeros(2, 2)))
+            assert not bulk.held(modules, "weight", weights)
+        assert bulk.held({}, "weight", [])
+
+
+def test_the_tensors_that_need_a_gradient_are_counted(monkeypatch):
+    tensors = [torch.zeros(1, requires_grad=needs) for needs in (True, False, True)]
+    for extension in {native, None}:
+        monkeypatch.setattr(bulk, "native", extension)
+        assert bulk.count_trained(tensors) == 2
+        assert bulk.count_trained(tensors[1:2]) == bulk.count_trained([]) == 0
