@@ -32,9 +32,8 @@ from keyedopt.fused.backends.interface import (
 from keyedopt.fused.backends.memory import address
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
-    cached_tables,
     describe_rule,
-    describe_table,
+    described_tables,
     refused_table,
 )
 from keyedopt.fused.backends.packed import PackedLookups
@@ -131,14 +130,14 @@ class NativeBackend(Backend):
         """
         if type(lookups) is Columns and type(tables) is Tables:
             columns = _columns(lookups, outputs)
-            _kernels.look_up_rows(cached_tables(tables, None, _kernels), columns, self._count(), self._set)
+            _kernels.look_up_rows(described_tables(tables, None, _kernels), columns, self._count(), self._set)
             return
         items, kept = [], []
         for lookup, out in zip(lookups, outputs, strict=True):
             item, parts = _describe(tables, lookup)
             items.append((*item, address(out), out.stride(0)))
             kept.append(parts)
-        described = [describe_table(table) for table in tables]
+        described = described_tables(tables, None, _kernels)
         _kernels.look_up_rows(described, items, self._count(), self._set)
 
     def packs_tables(self, tables: Sequence[Table]) -> bool:
@@ -153,7 +152,7 @@ class NativeBackend(Backend):
         """
         assert type(tables) is Tables
         output = empty_output(lookups.bags, lookups.layout.width)
-        described = cached_tables(tables, None, _kernels)
+        described = described_tables(tables, None, _kernels)
         _kernels.look_up_rows(described, _packed(tables, lookups, output), self._count(), self._set)
         return output
 
@@ -163,16 +162,14 @@ class NativeBackend(Backend):
         Raises:
             ValueError: as `update`.
         """
-        described: Any
         items: Any
-        kept: list[Any]
+        kept: list[Any] = []
         if type(lookups) is PackedLookups and type(tables) is Tables:
-            described, items = cached_tables(tables, None, _kernels), _packed_with_gradient(tables, lookups)
-            looked_up, kept = set(lookups.tables), []
+            items, looked_up = _packed_with_gradient(tables, lookups), set(lookups.tables)
         else:
             items, kept = _with_gradients(tables, lookups)
-            described = [describe_table(table) for table in tables]
             looked_up = {lookup.table for lookup in lookups}
+        described = described_tables(tables, None, _kernels)
         sorted_lookups, counts = _kernels.sort(described, items, self._count(), self._set)
         found = [_new_sums(tables, table, count) for table, count in counts]
         memory = [(one.rows.data_ptr(), one.grads.data_ptr()) for one in found]
@@ -188,21 +185,19 @@ class NativeBackend(Backend):
             ValueError: a value is not a row of its table, offsets do not go from 0 to the number of values,
                 or a tensor does not have the shape of the interface. Nothing is written.
         """
+        items: Any
+        kept: list[Any] = []
         if type(lookups) is PackedLookups and type(tables) is Tables:
-            described, packed = cached_tables(tables, step, _kernels), _packed_with_gradient(tables, lookups)
-            _kernels.update(described, packed, describe_rule(step), self._count(), self._set)
-            return
-        if type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
+            items = _packed_with_gradient(tables, lookups)
+        elif type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
             grads = [  # only the rows must be contiguous
                 one if one.dtype is _FLOAT32 and one.stride(1) == 1 else _rows_of(one)
                 for one in lookups.grads
             ]
-            columns = _columns(lookups, grads)
-            described = cached_tables(tables, step, _kernels)
-            _kernels.update(described, columns, describe_rule(step), self._count(), self._set)
-            return
-        items, kept = _with_gradients(tables, lookups)
-        described = [describe_table(table, step) for table in tables]
+            items = _columns(lookups, grads)
+        else:
+            items, kept = _with_gradients(tables, lookups)
+        described = described_tables(tables, step, _kernels)
         _kernels.update(described, items, describe_rule(step), self._count(), self._set)
         del kept
 
@@ -259,7 +254,7 @@ class NativeBackend(Backend):
                 )
             items.append((given.table, address(rows), address(grads), len(rows), grads.stride(0)))
             kept.append((rows, grads))
-        described = [describe_table(table, step) for table in tables]
+        described = described_tables(tables, step, _kernels)
         _kernels.update_rows(described, items, describe_rule(step), self._count(), self._set)
         del kept
 

@@ -1,6 +1,6 @@
 """Tables and steps as the numbers and addresses that the C++ kernels take."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,12 +88,14 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
     return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
 
 
-def cached_tables(tables: Tables, step: Step | None, kernels: Any) -> Any:
-    """Return described tables from the cache; described anew if their memory has changed.
+def described_tables(tables: Sequence[Table], step: Step | None, kernels: Any) -> Any:
+    """Return described tables; those of `Tables` from their cache, or anew if their memory has changed.
 
     Raises:
         ValueError: as `describe_table`.
     """
+    if type(tables) is not Tables:
+        return [describe_table(table, step) for table in tables]
     key = "" if step is None else step.algorithm
     tensors, memory, described = tables.cache.get(key, ([], None, None))
     if described is None or places(tensors) != memory:
