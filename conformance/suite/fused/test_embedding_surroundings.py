@@ -1,5 +1,7 @@
 """Embedding modules: evaluation between training steps, compiled models, deferred initialization."""
 
+import copy
+
 import pytest
 import torch
 
@@ -70,7 +72,11 @@ def test_reading_in_between(impl, kind, way):
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 @pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
-    """A compiled model, and a compiled step with its backward pass, train as without compiling."""
+    """A compiled model, and a compiled step with its backward pass, train as without compiling.
+
+    The learning rate changes after the first step; after the second, a load brings back the state and the
+    learning rate of the first.
+    """
     module, other = (collection(impl, "Adagrad", tables=ONE_TABLE) for _ in range(2))
 
     def loss(model, features, scale):
@@ -82,7 +88,15 @@ def test_compiled(impl, what):
         return value.detach()
 
     compiled = torch.compile(loss if what == "model" else step, backend="eager")
-    for scale in (tensor(2.0), tensor(-3.0)):
+    saved = {}
+    for number, scale in enumerate((tensor(2.0), tensor(-3.0), tensor(0.5))):
+        for tables in (module, other):
+            optimizer = tables.fused_optimizer
+            if number == 1:
+                saved[tables] = copy.deepcopy(optimizer.state_dict())
+                optimizer.param_groups[0]["lr"] = 0.25
+            if number == 2:
+                optimizer.load_state_dict(saved[tables])
         seen = compiled(module, jagged(BAG), scale)
         if what == "model":
             seen.backward()
