@@ -2,6 +2,8 @@
 // and sums.h.
 
 constexpr int64_t kDistance = 16;  // lookups between a prefetch and its use in a forward pass
+constexpr int64_t kFarApart = 512;  // floats between two rows of output that the hardware does not prefetch
+constexpr int64_t kAhead = 8;       // rows of output between a prefetch and its use
 
 // Return whether so many lookups bring a table of narrow rows into the second cache: a line has several rows, and to
 // prefetch each row would take longer than to wait for a few lines.
@@ -155,10 +157,12 @@ KEYEDOPT_INLINE inline void pool_bags(const Table& table, const Lookup& lookup, 
   const int64_t dim = table.dim, size = dim * static_cast<int64_t>(sizeof(W));
   const auto place = [&](int64_t b) { return lookup.offsets ? lookup.offsets[b] : b; };
   const Bag<W> all{static_cast<const W*>(table.weight), dim, lookup.values, lookup.weights, place(end)};
+  const bool far = lookup.stride > kFarApart;
   for (int64_t i = place(begin), n = 0; i < all.end && n < kDistance; ++i, ++n) prefetch(all[i], 0, size);
   for (int64_t b = begin, i = place(begin); b < end; ++b) {
     const int64_t next = place(b + 1), count = next - i;
     float* out = lookup.out + b * lookup.stride;
+    if (far) __builtin_prefetch(out + kAhead * lookup.stride, 1);
     if (count == 0) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
       continue;
