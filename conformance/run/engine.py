@@ -350,7 +350,8 @@ class Engine:
         except (unittest.SkipTest, pytest.exit.Exception) as error:
             raise Escaped(error) from None
         except Exception as error:
-            if missing := unclaimed(error, item.stash[_NEEDS]):
+            factories = [place.rpartition(":")[2] for place in self.implementation.names.values()]
+            if missing := unclaimed(error, item.stash[_NEEDS], factories):
                 pytest.skip(f"{NOT_CLAIMED}: {missing}")
             raise
         except BaseException as error:

@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import torch
@@ -29,17 +29,20 @@ def why_not_on(device: torch.device, item: pytest.Item) -> str:
     return next(filter(None, reasons), "")
 
 
-def unclaimed(error: Exception, needs: Sequence[str]) -> str:
+def unclaimed(error: Exception, needs: Sequence[str], factories: Collection[str] = ()) -> str:
     """Return what an error says that the target does not have, or an empty string.
 
     Args:
         error: the error that ended a case.
         needs: the names that the case needs.
+        factories: the names of functions that the description gives in place of classes.
     """
-    return _missing_argument(error, needs) or _sparse_refusal(error, needs) or _refused_option(error)
+    return (
+        _missing_argument(error, needs, factories) or _sparse_refusal(error, needs) or _refused_option(error)
+    )
 
 
-def _missing_argument(error: Exception, needs: Sequence[str]) -> str:
+def _missing_argument(error: Exception, needs: Sequence[str], factories: Collection[str]) -> str:
     """Return the documented argument that a constructor lacks, or an empty string.
 
     The case called the constructor, or the target passed an option that the case needs on to another one.
@@ -55,7 +58,8 @@ def _missing_argument(error: Exception, needs: Sequence[str]) -> str:
     if method == "__init__":
         excused = needed or of_suite(last)
     else:
-        excused = not owner and (needed or method in spec.areas()["algorithms"].names) and of_suite(last)
+        known = method in spec.areas()["algorithms"].names or method in factories
+        excused = not owner and (needed or known) and of_suite(last)
     return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if excused else ""
 
 

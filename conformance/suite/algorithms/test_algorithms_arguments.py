@@ -28,7 +28,7 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.described import DEFAULTS, Described, default_of, named, said
 from keyedopt.conformance.suite.support.device import ones, tensor
-from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values
 from keyedopt.conformance.suite.support.options import ADAGRADS, ADAMS, WITH_DECAY, WITH_START
 
 any_optimizer = pytest.mark.parametrize("algorithm", WITH_OTHER)
@@ -231,11 +231,17 @@ def test_positional_options(impl, algorithm):
     for name in order:
         default_of(impl, algorithm, name)  # otherwise it may be given by name only
     given = [(0.5, 0.75) if name == "betas" else 0.25 + index / 8 for index, name in enumerate(order)]
-    optimizer = getattr(impl, algorithm)([parameter(4, 3)], *given)
+    kind, by_name = getattr(impl, algorithm), dict(zip(order, given, strict=True))
+    first, second = parameter(4, 3), parameter(4, 3)
+    optimizer, other = kind([first], *given), kind([second], **by_name)
+    for weight, one in ((first, optimizer), (second, other)):
+        train(one, [weight], 2)
+    expect_bits(first.detach(), second.detach(), "the weight with options by position")
     group, own = optimizer.param_groups[0], named(impl, algorithm, {name: name for name in order})
-    # A group may keep an option under its documented name.
-    seen = [group.get(name, group.get(documented)) for name, documented in own.items()]
-    expect_equal(seen, given, f"options {order}")
+    # A group may keep an option under its documented name, or in parts, such as beta1 and beta2.
+    kept = {name if name in group else documented: by_name[documented] for name, documented in own.items()}
+    kept = {name: value for name, value in kept.items() if name in group}
+    expect_equal({name: group[name] for name in kept}, kept, f"options {order}")
 
 
 @pytest.mark.clause("ALGO-064")

@@ -52,7 +52,11 @@ def layouts(start: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def set_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:
-    """Give every parameter (of a mapping or a list) a fixed dense gradient in (-scale, scale)."""
+    """Give every parameter (of a mapping or a list) a fixed dense gradient in (-scale, scale).
+
+    What a step draws at random after this call is fixed, too.
+    """
+    seed_torch(seed)
     for index, param in enumerate(_listed(params)):
         fixed = _numbers(param.shape, 101 * seed + index) * scale
         param.grad = fixed.to(param.device, param.dtype)

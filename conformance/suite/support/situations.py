@@ -320,8 +320,8 @@ def _each(change: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _groups_of(optimizer: Any) -> Sequence[Any]:
-    """Return the groups of an optimizer; a class that only has the methods of one may show none."""
-    return getattr(optimizer, "param_groups", ())
+    """Return the groups of an optimizer; a class that only has its methods may have none, or tuples."""
+    return [group for group in getattr(optimizer, "param_groups", ()) if isinstance(group, Mapping)]
 
 
 def _is_entry(one: Any) -> bool:
