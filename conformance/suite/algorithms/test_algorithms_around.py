@@ -12,9 +12,9 @@ from keyedopt.conformance.suite.support.algorithms import (
     WITH_OTHER,
     expect_same_way,
     make_algorithm,
-    resumed_with,
-    set_options,
+    resumes,
     sparse_rows,
+    trained_at,
 )
 from keyedopt.conformance.suite.support.assertions import (
     expect,
@@ -25,7 +25,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import named, said
+from keyedopt.conformance.suite.support.described import said
 from keyedopt.conformance.suite.support.device import ones, seed_torch, the_device
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values, warmup_stages
@@ -244,27 +244,10 @@ def test_lr_scheduler(impl, algorithm):
         scheduler.step()
     scheduled = params["t0"].detach()
     constant = trained_at(impl, algorithm, rates[:1] * 4)
-    try:
-        resumes = same_bits(trained_at(impl, algorithm, rates[:1] * 4, resume=True), constant)
-    except Exception:  # which ALGO-072 reports
-        resumes = False
-    expect_bits(scheduled, trained_at(impl, algorithm, rates, resume=resumes), "the weight")
-    if not resumes:
+    exact = resumes(impl, algorithm)
+    expect_bits(scheduled, trained_at(impl, algorithm, rates, resume=exact), "the weight")
+    if not exact:
         expect(not same_bits(scheduled, constant), "another weight than at a constant rate", scheduled)
-
-
-def trained_at(impl: Any, algorithm: str, rates: list[float], resume: bool = False) -> torch.Tensor:
-    """Return a weight after a step at each learning rate, which is set in the group or by `resumed_with`."""
-    params = tables(1)
-    optimizer = make_algorithm(impl, algorithm, [params["t0"]])
-    for seed, rate in enumerate(rates):
-        if resume:
-            options = {"lr": rate, **MOMENTUM.get(algorithm, {})}
-            optimizer = resumed_with(getattr(impl, algorithm), optimizer, params["t0"], **options)
-        else:
-            set_options(optimizer.param_groups[0], named(impl, algorithm, {"lr": rate}))
-        train(optimizer, params, 1, seed=seed)
-    return params["t0"].detach()
 
 
 @pytest.mark.clause("ALGO-089")

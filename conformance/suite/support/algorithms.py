@@ -1,10 +1,11 @@
 """Helpers for cases of the algorithms: their names, fixed gradients, training."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import Mismatch, expect_within, snapshot
+from keyedopt.conformance.suite.support.assertions import Mismatch, expect_within, same_bits, snapshot
 from keyedopt.conformance.suite.support.described import (
     DEFAULTS,
     OTHER,
@@ -14,9 +15,10 @@ from keyedopt.conformance.suite.support.described import (
     documented_state,
     entries_of,
     held_options,
+    named,
     said,
 )
-from keyedopt.conformance.suite.support.inputs import parameter, set_grads
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train
 from keyedopt.conformance.suite.support.torch_optimizers import torch_factory
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
@@ -75,6 +77,29 @@ def set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
             group[name].fill_(value)
         else:
             group[name] = value
+
+
+def trained_at(impl: Any, algorithm: str, rates: Sequence[float], resume: bool = False) -> torch.Tensor:
+    """Return a weight after a step at each learning rate, which is set in the group or by `resumed_with`."""
+    weight = parameter(4, 3)
+    optimizer = make_algorithm(impl, algorithm, [weight])
+    for seed, rate in enumerate(rates):
+        if resume:
+            options = {"lr": rate, **MOMENTUM.get(algorithm, {})}
+            optimizer = resumed_with(getattr(impl, algorithm), optimizer, weight, **options)
+        else:
+            set_options(optimizer.param_groups[0], named(impl, algorithm, {"lr": rate}))
+        train(optimizer, [weight], 1, seed=seed)
+    return weight.detach()
+
+
+def resumes(impl: Any, algorithm: str) -> bool:
+    """Return whether training goes on with the same bits after a load; if not, ALGO-072 reports it."""
+    rates = [0.1] * 4
+    try:
+        return same_bits(trained_at(impl, algorithm, rates, resume=True), trained_at(impl, algorithm, rates))
+    except Exception:
+        return False
 
 
 def exact_dtype(impl: Any) -> str:
