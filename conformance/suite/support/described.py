@@ -186,13 +186,17 @@ def is_placeholder(kind: Any) -> bool:
 
 
 def described(kind: Any, owner: str, adapter: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return a class, called with documented names if its adapter says that it has others."""
+    """Return a class, or a function that makes an optimizer, called with documented names of options.
+
+    It is returned as it is unless its adapter says that it has other names or values, or lacks options.
+    """
     names, documented = said(adapter, "options", owner), DEFAULTS.get(owner, {})
     differing = {name: documented[name] for name in said(adapter, "defaults", owner) if name in documented}
     fixed = {**differing, **said(adapter, "fixed", owner)}
     absent = said(adapter, "absent", owner)
-    is_optimizer = isinstance(kind, type) and hasattr(kind, "add_param_group")
-    if not (is_optimizer and (names or fixed or absent)):
+    is_class = isinstance(kind, type) and hasattr(kind, "add_param_group")
+    makes_one = inspect.isroutine(kind) and (owner in DEFAULTS or owner == OTHER)
+    if not ((is_class or makes_one) and (names or fixed or absent)):
         return kind
     return Described(kind, owner, names, fixed, absent)
 
