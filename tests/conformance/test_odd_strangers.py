@@ -100,6 +100,18 @@ class Adam(torch.optim.Adam):
         for state in self.state.values():
             state["step"] += 1
 
+class OfFloat32(Momentum):
+    def mean(self, weight):
+        assert weight.dtype is torch.float32
+        return super().mean(weight)
+
+class GroupOfEach(Momentum):
+    def __init__(self, params, lr=0.1, weight_decay=0.0):
+        params = list(params)
+        groups = params if isinstance(params[0], dict) else [{"params": params}]
+        every = [{**group, "params": [one]} for group in groups for one in group["params"]]
+        super().__init__(every, lr, weight_decay)
+
 class Renamed(Momentum):
     def __init__(self, params, lr=0.1, decay_rate=0.0):
         torch.optim.Optimizer.__init__(self, params, {"lr": lr, "decay_rate": decay_rate})
@@ -133,6 +145,8 @@ ODDITIES = {
     "Forgetful": ("ALGO-088",),  # fails only what its loads break
     "WithoutRate": ("ALGO-088",),
     "DecayingTogether": ("ALGO-082", "ALGO-083"),
+    "OfFloat32": ("ALGO-072",),
+    "GroupOfEach": ("ALGO-077",),
     "NeedsGradients": ("ALGO-082", "ALGO-083"),  # fails only ALGO-031
     "IN_PARTS": ("ALGO-063",),  # its groups have betas under two names
     "MISCOUNTING": ("ALGO-073",),  # restores the options, and not the step count

@@ -10,6 +10,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     WITH_EPS,
     expect_same_way,
+    load_and_train,
     make_algorithm,
     resumes,
 )
@@ -117,13 +118,13 @@ def test_checkpoints_of_a_decay_that_was_set(impl, into, which, decoupled):
         optimizer = kind(in_groups(listed, {}, {}), decoupled_weight_decay=not decoupled)
         train(optimizer, listed, 1)
         optimizer.param_groups[which]["decoupled_weight_decay"] = decoupled
+        if kind is torchs:
+            train(optimizer, listed, 2, seed=2)
+            continue
         saved = copy.deepcopy(optimizer.state_dict())
-        resumed = optimizer
-        if kind is mine:
-            resumed = (torchs if into == "torch" else mine)(in_groups(listed, {}, {}))
-            if error_of(functools.partial(resumed.load_state_dict, saved)):
-                return
-        train(resumed, listed, 2, seed=2)
+        resumed = (torchs if into == "torch" else mine)(in_groups(listed, {}, {}))
+        if error_of(functools.partial(load_and_train, resumed, saved, listed)):
+            return  # such as a name of an option that torch does not have
     for index, start in enumerate(tables()):
         what = f"the weight of group {index} after the load"
         expect_same_way(weights[index], expected[index].detach(), start, what, "Adam")

@@ -79,6 +79,12 @@ def set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
             group[name] = value
 
 
+def load_and_train(optimizer: Any, saved: Any, weights: Any) -> None:
+    """Load a state and take two steps."""
+    optimizer.load_state_dict(saved)
+    train(optimizer, weights, 2, seed=2)
+
+
 def trained_at(impl: Any, algorithm: str, rates: Sequence[float], resume: bool = False) -> torch.Tensor:
     """Return a weight after a step at each learning rate, which is set in the group or by `resumed_with`."""
     weight = parameter(4, 3)
@@ -114,13 +120,22 @@ def need_dtype(impl: Any, algorithm: str, dtype: str) -> None:
 
 
 def need_operators(impl: Any, algorithm: str, dtype: str) -> None:
-    """Raise CannotRun if torch lacks an operator, such as a decomposition, that a step needs in a dtype."""
+    """Raise CannotRun if torch lacks an operator, such as a decomposition, that a step needs in a dtype.
+
+    An optimizer of another formula may take no step in a dtype, such as one with an own kernel: the case is
+    then unsupported.
+    """
     weight = parameter(4, 3, dtype=dtype)
     set_grads([weight])
     try:
         make_algorithm(impl, algorithm, [weight]).step()
     except NotImplementedError as error:
         raise CannotRun(f"torch has no operator: {error}") from None
+    except Exception as error:
+        if algorithm != OTHER or dtype == impl.dtypes[0]:
+            raise
+        why = f"{algorithm} takes no step in {dtype}: {error}"
+        raise MissingName(why, name=f"{algorithm}.{dtype}") from None
 
 
 def decay(impl: Any, algorithm: str, value: float) -> dict[str, Any]:
