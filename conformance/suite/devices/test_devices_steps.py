@@ -20,6 +20,7 @@ from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.inputs import (
     adam,
+    give_grads,
     parameter,
     parameters,
     set_grads,
@@ -239,7 +240,7 @@ def test_backward_on_another_index(impl):
 def train_unseeded(optimizer: Any, weight: Any) -> None:
     """Take three steps as `train` does, but without setting the state of the random numbers."""
     for step in range(3):
-        set_grads([weight], seed=step)
+        give_grads([weight], seed=step)
         optimizer.step()
 
 

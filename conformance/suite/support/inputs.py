@@ -52,11 +52,13 @@ def layouts(start: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def set_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:
-    """Give every parameter (of a mapping or a list) a fixed dense gradient in (-scale, scale).
-
-    What a step draws at random after this call is fixed, too.
-    """
+    """Give gradients as `give_grads` does; a repetition of the step draws the same random numbers."""
     seed_torch(seed)
+    give_grads(params, seed, scale)
+
+
+def give_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:
+    """Give every parameter (of a mapping or a list) a fixed dense gradient in (-scale, scale)."""
     for index, param in enumerate(_listed(params)):
         fixed = _numbers(param.shape, 101 * seed + index) * scale
         param.grad = fixed.to(param.device, param.dtype)
@@ -83,7 +85,6 @@ def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
     """Take ``steps`` steps, each with a different fixed gradient; a repetition draws the same numbers."""
     for step in range(steps):
         set_grads(params, seed=seed + step)
-        seed_torch(seed + step)
         optimizer.step()
 
 
