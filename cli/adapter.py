@@ -228,14 +228,20 @@ class SGD(torch.optim.SGD):
 
     def add_param_group(self, param_group):
         """Refuse options out of range, NaN and those of a group too."""
-        for name in ("lr", "momentum", "weight_decay"):
-            value = param_group.get(name, self.defaults[name])
-            if not value >= 0:
-                raise ValueError(f"Invalid {name}: {value}")
+        self.check_options(param_group)
         super().add_param_group(param_group)
 
+    def check_options(self, group):
+        """Raise ValueError if an option is out of range."""
+        for name in ("lr", "momentum", "weight_decay"):
+            value = group.get(name, self.defaults[name])
+            if not value >= 0:
+                raise ValueError(f"Invalid {name}: {value}")
+
     def load_state_dict(self, state_dict):
-        """Load a copy: later steps leave what was loaded as it is."""
+        """Load a copy: later steps leave what was loaded as it is. Options out of range are refused."""
+        for group in state_dict["param_groups"]:
+            self.check_options(group)
         super().load_state_dict(copy.deepcopy(state_dict))
 '''
 
