@@ -174,6 +174,12 @@ def _is_optimizer(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 
 
+def _acts_as_optimizer(kind: Any) -> bool:
+    """Return whether a class has what a training loop calls: some libraries have a base of their own."""
+    acts = all(callable(getattr(kind, name, None)) for name in ("step", "zero_grad"))
+    return isinstance(kind, type) and acts
+
+
 def _is_sparse_adam(name: str, kind: Any) -> bool:
     return name == "SparseAdam" or (isinstance(kind, type) and issubclass(kind, torch.optim.SparseAdam))
 
@@ -361,7 +367,7 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
     for name, (place, kind) in classes.items():
         given = any(kind is root for root in roots)
         free = place not in described and name not in _names(COMPOSING)
-        if free and _is_optimizer(kind) and (given or not _named(name)):
+        if free and (_acts_as_optimizer(kind) if given else _is_optimizer(kind) and not _named(name)):
             draft.add_other(place, kind)
     areas = _claimed(own)
     companions = {name for area in areas for name in spec.areas()[area].companions}

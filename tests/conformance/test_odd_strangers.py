@@ -112,6 +112,25 @@ class GroupOfEach(Momentum):
         every = [{**group, "params": [one]} for group in groups for one in group["params"]]
         super().__init__(every, lr, weight_decay)
 
+class OfOwnBase:  # a package may have its own copy of the base class
+    def __init__(self, params, lr=0.1):
+        params = list(params)
+        groups = params if isinstance(params[0], dict) else [{"params": params}]
+        self.param_groups = [{"lr": lr, **group} for group in groups]
+    def zero_grad(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad = None
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.sub_(group["lr"] * weight.grad)
+        return loss
+
 class Renamed(Momentum):
     def __init__(self, params, lr=0.1, decay_rate=0.0):
         torch.optim.Optimizer.__init__(self, params, {"lr": lr, "decay_rate": decay_rate})
@@ -147,6 +166,7 @@ ODDITIES = {
     "DecayingTogether": ("ALGO-082", "ALGO-083"),
     "OfFloat32": ("ALGO-072",),
     "GroupOfEach": ("ALGO-077",),
+    "OfOwnBase": ("ALGO-031", "ALGO-041", "ALGO-050"),
     "NeedsGradients": ("ALGO-082", "ALGO-083"),  # fails only ALGO-031
     "IN_PARTS": ("ALGO-063",),  # its groups have betas under two names
     "MISCOUNTING": ("ALGO-073",),  # restores the options, and not the step count
