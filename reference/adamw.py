@@ -1,11 +1,13 @@
 """Adam with decoupled weight decay."""
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference.adam import Adam
+from keyedopt.reference.option_checks import as_plain
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
 from keyedopt.reference.saved_groups import TorchAdamOptions
 
@@ -32,7 +34,7 @@ class AdamW(Adam):
         torch_options: as in `Adam`; ``decoupled_weight_decay`` may only be True.
 
     Raises:
-        ValueError: an option is out of range, or a parameter is not of floats.
+        ValueError: an option is out of range, also in a group, or a parameter is not of floats.
 
     Source: Loshchilov and Hutter 2019; torch.optim.AdamW.
 
@@ -53,6 +55,14 @@ class AdamW(Adam):
         super().__setstate__(state)
         for group in self.param_groups:  # a checkpoint of Adam leaves AdamW what it is, as in torch
             group["decay"] = Decay.DECOUPLED.value
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Raise ValueError if an option is out of range, or is another decay."""
+        super().check_options(group)
+        if Decay(group["decay"]) is not Decay.DECOUPLED:
+            raise ValueError(
+                f"decay of AdamW must be 'decoupled', not {as_plain(group['decay'])!r}: Adam has the others"
+            )
 
     def __init__(
         self,

@@ -301,7 +301,9 @@ class _Forks:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         gc.freeze()  # objects made so far stay in memory pages that all processes share
         items = {case_name(item): item for item in session.items}
-        records, _ = self._fork("all", session, self._trace)
+        records, status = self._fork("all", session, self._trace)
+        if status != 0:
+            pytest.exit(f"the run without a fault ended with status {status}, after {len(records)} cases", 1)
         took = {record["case"]: record["seconds"] for record in records if record["outcome"] == "pass"}
         lines: dict[str, set[str]] = {}
         for path in (self._scratch / "all").glob("lines-*"):
@@ -397,9 +399,10 @@ def main() -> None:
     importlib.import_module("torch._dynamo")  # the first optimizer of a process imports it
     with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
         forks = _Forks(chosen, given.seconds, Path(scratch))
-        pytest.main([*pytest_arguments(given.of, Options(), Path(scratch)), "-qq"], [forks])
+        status = pytest.main([*pytest_arguments(given.of, Options(), Path(scratch)), "-qq"], [forks])
     for name, counts in sorted(forks.counts.items()):
         print(f"{name}: {', '.join(f'{outcome} {count}' for outcome, count in counts.most_common())}")
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

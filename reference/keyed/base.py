@@ -179,7 +179,8 @@ class KeyedOptimizer(Hooked):
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """Create the state that the first step would create, and zero gradients; change nothing else.
 
-        The parameters with the keys in `sparse_grad_parameter_names` get sparse gradients.
+        The parameters with the keys in `sparse_grad_parameter_names` get sparse gradients. SGD knows its
+        first step by the missing momentum buffer: with a buffer of zeros, dampening applies to it too.
         """
         initialize(self, sparse_grad_parameter_names or set())
         self._check_complete()

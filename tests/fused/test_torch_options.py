@@ -159,6 +159,9 @@ def test_two_names_of_decay_that_contradict_each_other_are_refused(library):
     for name, options in (("Adam", contradicting), ("AdamW", {"decoupled_weight_decay": False})):
         with pytest.raises(ValueError, match="contradicts decoupled_weight_decay"):
             getattr(library, name)([weight], **options)
+    for options in ({"decoupled_weight_decay": False}, {"decay": "none"}):  # a copy would lose them
+        with pytest.raises(ValueError, match="decay of AdamW must be 'decoupled'"):
+            library.AdamW([{"params": [weight], **options}])
     optimizer = stepped(library, "Adam", decay="decoupled")
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0]["decay"] = "none"  # the other name is there for torch to read
