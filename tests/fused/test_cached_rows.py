@@ -111,6 +111,20 @@ def test_checkpoints_go_from_one_to_the_other_and_training_resumes(library):
 
 
 @LIBRARIES
+@pytest.mark.parametrize("part", ["tables", "state"])
+def test_a_load_of_one_part_replaces_it_in_the_rows_on_the_device_too(library, part):
+    both = pair(library)
+    for module in both:
+        train(module, range(5))
+        owner = module if part == "tables" else module.fused_optimizer
+        saved = copy.deepcopy(owner.state_dict())
+        train(module, range(5, 10))
+        owner.load_state_dict(saved)
+        train(module, range(5, 10))
+    assert_same(*both)
+
+
+@LIBRARIES
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_continues_alike_and_apart(library, copied):
     plain, cached = pair(library)
