@@ -317,21 +317,22 @@ def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
 
 @pytest.mark.clause("ALGO-110")
 @pytest.mark.needs("Ftrl")
-@pytest.mark.parametrize("way", ["constructor", "set"])
+@pytest.mark.parametrize("way", ["constructor", "set", "tensor"])
 def test_rate_of_zero_of_ftrl(impl, way):
     """A learning rate of 0, also in the last group, leaves all weights finite, or raises before a change."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     set_grads(weights)
-    last = 0.0 if way == "constructor" else 0.1
+    last = {"constructor": 0.0, "set": 0.1, "tensor": torch.tensor(0.1)}[way]  # on the CPU, on every device
     given: Any = [{"params": weights[:1]}, {"params": weights[1:], "lr": last}], 0.1
     params, lr = (weights, last) if impl.lacks("Ftrl.groups") else given
     try:
         optimizer = impl.Ftrl(params, lr=lr)
     except ValueError:
         return
-    if way == "set":
+    if way != "constructor":
         optimizer.step()
-        optimizer.param_groups[-1]["lr"] = 0.0
+        rate = optimizer.param_groups[-1]["lr"]
+        optimizer.param_groups[-1]["lr"] = rate.zero_() if isinstance(rate, torch.Tensor) else 0.0
     before = snapshot([values(weights), [entries_of(optimizer, weight, {}) for weight in weights]])
     try:
         optimizer.step()

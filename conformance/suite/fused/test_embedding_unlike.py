@@ -152,6 +152,37 @@ def test_versions_of_one_table(impl: Any, trained: str, optimizer: str) -> None:
             expect_raises(graph.backward, RuntimeError, expected=f"RuntimeError: {what} was modified")
 
 
+#: Updates that first look at all gradients, or wait for more of them: the class, its options, and clipping.
+GUARDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "clipped": ("Adagrad", {}),
+    "error_if_nonfinite": ("Adagrad", {"error_if_nonfinite": True}),
+    "window": ("AccumulateAdagrad", {"use_accumulate": True, "accumulate_step": 2}),
+}
+
+
+@pytest.mark.clause("FUSED-094")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "{optimizer}", "{optimizer}.{how}")
+@pytest.mark.parametrize(("how", "optimizer"), [(how, optimizer) for how, (optimizer, _) in GUARDED.items()])
+def test_versions_of_guarded_updates(impl: Any, how: str, optimizer: str) -> None:
+    """The same holds if gradients are clipped or expected to be finite, and at the end of a window."""
+    module = collection(impl, optimizer, GUARDED[how][1])
+    wrapper = module.fused_optimizer
+    if how == "clipped":
+        try:
+            wrapper = impl.GradientClippingOptimizer(wrapper, impl.GradientClipping.NORM, 0.5)
+        except ValueError:
+            return  # around a fused optimizer, clipping may be refused
+    for _ in range(2):
+        graphs = {
+            name: (ones(1, requires_grad=True) * table.detach()).sum()
+            for name, table in tables_of(module).items()
+        }
+        sum(one.sum() for one in module(jagged({**BATCHES[0], "h": [[3], [0]]})).values()).backward()
+        wrapper.step()
+    for name, graph in graphs.items():
+        expect_raises(graph.backward, RuntimeError, expected=f"RuntimeError: table {name} was modified")
+
+
 def train_nonzero(impl: Any, optimizer: str, rows: str, grads: torch.Tensor) -> tuple[Any, Any]:
     """Train two steps with an option `rows`; return the table and its state before and after."""
     options = {"rows": rows, "weight_decay": 0.125}

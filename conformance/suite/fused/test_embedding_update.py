@@ -1,5 +1,6 @@
 """Embedding modules: which rows an update changes, with which gradient and by which formula."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -227,6 +228,24 @@ def test_an_option_of_zero(impl, optimizer, option):
             train_rows(module, [0, 3], [[0.5, -1.0, 0.25, step], [2.0, 0.125, -step, 1.0]])
         trained.append(tables_of(module)["t"].detach())
     expect_near(*trained, f"the table with {option} = 0")
+
+
+@pytest.mark.clause("FUSED-105")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "EmbeddingBagCollection.{way}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+@pytest.mark.parametrize("way", ["number", "tensor_rate"])
+def test_a_rate_of_zero(impl, optimizer, way):
+    """A learning rate that becomes 0 leaves tables as they are, or is refused: Ftrl divides by it."""
+    rate: Any = tensor(0.1) if way == "tensor_rate" else 0.1
+    more = {"momentum": 0.0} if optimizer == "LarsSGD" else {}  # its momentum contains the former rate
+    module = collection(impl, optimizer, {"lr": rate, **more}, tables=ONE_TABLE)
+    train_rows(module, [0, 3], [[0.5, -1.0, 0.25, 1.0], [2.0, 0.125, -1.0, 1.0]])
+    module.fused_optimizer.param_groups[0]["lr"] = rate.zero_() if way == "tensor_rate" else 0.0
+    module.fused_optimizer.step()  # by which some tables take the new rate
+    before = snapshot(tables_of(module))
+    with contextlib.suppress(ValueError, RuntimeError):
+        train_rows(module, [0, 1], [[0.5, -1.0, 0.25, 1.0], [2.0, 0.125, -1.0, 1.0]])
+    expect_unchanged(before, snapshot(tables_of(module)), "the tables")
 
 
 def expect_other_rows_unchanged(module: Any) -> None:

@@ -23,7 +23,7 @@ def seeded_tables(
 
     Args:
         impl: the implementation.
-        optimizer: of the tables; a step of gradients of one is a quarter of the unit of 1.5.
+        optimizer: of the tables, of 1.5 and -1.5; a step of gradients of one is a quarter of their unit.
         dtype: of the tables.
         how: "groups" if each table has a group of its own, "joint" if updates are deferred, or both.
         seed: of stochastic rounding; None for none.
@@ -35,8 +35,8 @@ def seeded_tables(
     if "groups" in how:
         apply_in_backward(impl, getattr(torch.optim, optimizer), [tables_of(module)["u"]], options)
     with torch.no_grad():
-        for table in tables_of(module).values():
-            table.fill_(1.5)
+        for sign, table in zip((1, -1), tables_of(module).values(), strict=True):
+            table.fill_(sign * 1.5)
     if "joint" not in how:
         return module, None
     dense = impl.KeyedOptimizerWrapper(parameters(1), torch_factory(torch.optim.SGD, lr=1.0))
@@ -72,7 +72,7 @@ def expect_own_draws(impl: Any, optimizer: str, dtype: str, how: str = "", **opt
     # Each step moves an element by 1 unit with probability 1/4.
     # The variances of 3/16 add up; with equal draws in each step they grow faster.
     # The bounds are at least 4 standard deviations of the mean and 7 of the variance.
-    moved = (1.5 - exactly(rows)) / unit
+    moved = (1.5 * exactly(rows).sign() - exactly(rows)) / unit
     mean, variance = (float(of(moved)) / DRAW_STEPS for of in (torch.mean, torch.var))
     expect(abs(mean - 1 / 4) <= 1 / 32, "a mean of 1/4 unit in each step", mean)
     expect(1 / 8 <= variance <= 9 / 32, "a variance of 3/16 in each step", variance)
