@@ -20,12 +20,13 @@ from keyedopt.conformance.suite.support.algorithms import (
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
+    expect_equal,
     expect_raises,
     same_bits,
 )
 from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.device import on_host, ones
-from keyedopt.conformance.suite.support.inputs import moments, parameter, set_grads, set_wide_grads
+from keyedopt.conformance.suite.support.inputs import moments, parameter, set_grads, set_wide_grads, train
 from keyedopt.conformance.suite.support.options import (
     AT_FIRST,
     EACH,
@@ -325,6 +326,26 @@ def test_rows_that_count_as_zero(impl: Any, algorithm: str) -> None:
             nonzero[row], given[row], before[0][row], f"row {row} as with rows='given'", algorithm, steps=2
         )
     expect(not same_bits(nonzero[1], before[0][1]), "a change of the row with NaN", nonzero[1])
+
+
+@pytest.mark.plain_only("it makes groups of its own")
+@pytest.mark.clause("ALGO-082")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
+@any_optimizer
+@pytest.mark.parametrize("added", [False, True])
+def test_every_group_is_trained(impl: Any, algorithm: str, added: bool) -> None:
+    """Steps train the parameters of each group, of the constructor and added, as those of one group."""
+
+    def moved(count: int) -> list[bool]:
+        weights = [parameter(4, 3, seed=index) for index in range(2)]
+        groups = [{"params": weights}] if count == 1 else [{"params": [weight]} for weight in weights]
+        optimizer = make_algorithm(impl, algorithm, groups[: 1 if added else 2])
+        for group in groups[1:] if added else ():
+            optimizer.add_param_group(group)
+        train(optimizer, weights, 3)
+        return [not same_bits(weight, parameter(4, 3, seed=at)) for at, weight in enumerate(weights)]
+
+    expect_equal(moved(2), moved(1), "which weights of two groups have changed")
 
 
 @pytest.mark.clause("ALGO-099")

@@ -86,7 +86,7 @@ def load_and_train(optimizer: Any, saved: Any, weights: Any) -> None:
 
 
 def trained_at(impl: Any, algorithm: str, rates: Sequence[float], resume: bool = False) -> torch.Tensor:
-    """Return a weight after a step at each learning rate, which is set in the group or by `resumed_with`."""
+    """Return a weight after a step at each learning rate, which is set in the groups or by `resumed_with`."""
     weight = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight])
     for seed, rate in enumerate(rates):
@@ -94,7 +94,8 @@ def trained_at(impl: Any, algorithm: str, rates: Sequence[float], resume: bool =
             options = {"lr": rate, **MOMENTUM.get(algorithm, {})}
             optimizer = resumed_with(getattr(impl, algorithm), optimizer, weight, **options)
         else:
-            set_options(optimizer.param_groups[0], named(impl, algorithm, {"lr": rate}))
+            for group in optimizer.param_groups:
+                set_options(group, named(impl, algorithm, {"lr": rate}))
         train(optimizer, [weight], 1, seed=seed)
     return weight.detach()
 
