@@ -1,5 +1,6 @@
 """The variants of a formula that a target follows, if it does not follow the one that it claims."""
 
+import math
 from typing import Any
 
 from keyedopt.conformance.golden.formulas import variants
@@ -29,7 +30,7 @@ def fitting_variants(impl: Any, algorithm: str, made: Any, dtype: str, beta2: fl
     others = [one for one in TRAJECTORIES.values() if (one["algorithm"], one["kind"]) == (algorithm, "dense")]
 
     def followed(words: str) -> set[int]:
-        fit = (follows(impl, algorithm, one, words, dtype, beta2) for one in others)
+        fit = (follows(impl, algorithm, one, words, dtype, beta2, rough=True) for one in others)
         return {index for index, fits in enumerate(fit) if fits}
 
     claimed = variant_of(impl, algorithm)
@@ -49,15 +50,35 @@ def names_of_state(made: Any) -> str:
 
 
 def follows(
-    impl: Any, algorithm: str, made: Any, variant: str, dtype: str, beta2: float, state: bool = True
+    impl: Any,
+    algorithm: str,
+    made: Any,
+    variant: str,
+    dtype: str,
+    beta2: float,
+    state: bool = True,
+    rough: bool = False,
 ) -> bool:
-    """Return whether the target follows a trajectory in a variant, whatever it claims, or its weights do."""
-    try:
-        made = in_variant(made, variant, dtype, True, held_options(impl.adapter, algorithm))
+    """Return whether the target follows a trajectory in a variant, whatever it claims, or its weights do.
+
+    Most variants are far off, which is found out without the bound of a dtype: to compute one takes a second.
+    """
+    held = held_options(impl.adapter, algorithm)
+
+    def judged(oracle: str) -> Any:
+        found = in_variant(made, variant, oracle, True, held)
         if not state:
-            after = {step: {"weight": exact["weight"]} for step, exact in made["after"].items()}
-            made = {**made, "after": after}
-        train_along(impl, algorithm, made, dtype, beta2)
+            weights = {step: {"weight": exact["weight"]} for step, exact in found["after"].items()}
+            found = {**found, "after": weights}
+        return found
+
+    try:
+        if dtype != "float64":
+            exact = judged("float64")
+            unbounded = {step: dict.fromkeys(names, math.inf) for step, names in exact["after"].items()}
+            train_along(impl, algorithm, {**exact, "bound": unbounded}, dtype, beta2)
+        if dtype == "float64" or not rough:
+            train_along(impl, algorithm, judged(dtype), dtype, beta2)
     except Exception:
         return False
     return True
