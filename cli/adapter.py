@@ -88,7 +88,8 @@ def _proposed(
         fail(
             f"{', '.join(libraries)}: no class has a common name of an algorithm, and none subclasses a "
             f"published keyed optimizer or wrapper: {''.join(f'{note}; ' for note in found.notes)}"
-            "say what a class is, such as --from AdamW=MODULE:CLASS, or write the adapter without --from"
+            "say what a class is, such as --from AdamW=MODULE:CLASS, or OtherOptimizer=MODULE:CLASS for "
+            "another formula, or write the adapter without --from"
         )
     parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
     inherits, notes = parts.pop("inherits"), parts.pop("notes")

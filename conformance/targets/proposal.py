@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support.described import DEFAULTS, OTHER
 from keyedopt.conformance.targets.builtin import torchft, torchrec
 from keyedopt.conformance.targets.implementation import Implementation, TargetError, is_plain, load
 from keyedopt.conformance.targets.meaning import another_meaning
-from keyedopt.conformance.targets.trial import first_steps
+from keyedopt.conformance.targets.trial import first_steps, step_error
 
 #: Names under which libraries have the algorithms, the most literal first.
 COMMON = {
@@ -225,6 +225,7 @@ class _Draft:
             variant, why = first_steps(about, algorithm)
             if variant is None and not sure:
                 ask = f"if its documents say that it is {algorithm}, use --from {algorithm}={place}"
+                ask += f", otherwise --from {OTHER}={place}"
                 self.notes.append(f"{place} is not described: {because}, but {why}; {ask}")
                 return
             if variant is None:
@@ -240,8 +241,14 @@ class _Draft:
             mine = getattr(self, name)
             mine.update(value) if isinstance(mine, dict) else mine.extend(value)
 
-    def add_other(self, place: str, kind: Any) -> None:
-        """Describe an optimizer of another formula, or note why it is not described."""
+    def add_other(self, place: str, kind: Any, tried: bool = False) -> None:
+        """Describe an optimizer of another formula, or note why it is not described.
+
+        Args:
+            place: where the class is.
+            kind: the class, or a factory function.
+            tried: whether it is described only if it takes a step.
+        """
         if OTHER in self.names:
             known = f"{self.names[OTHER]} is the {OTHER} here"
             self.notes.append(f"{place} is not described: {known}; `keyedopt check {place}` judges it")
@@ -249,6 +256,10 @@ class _Draft:
         takes, more = _parameters(kind)
         if why := another_meaning(OTHER, kind):
             self.notes.append(f"{place} is not described: as {OTHER}, it {why}")
+            return
+        if tried and (why := step_error(Implementation("trial", place, names={OTHER: place}), OTHER)):
+            ask = f"if it needs more arguments, use --from {OTHER}=MODULE:FUNCTION, which gives them"
+            self.notes.append(f"{place} is not described: a step of {place}([weight]) raises {why}; {ask}")
             return
         self.names[OTHER] = place
         hidden = [name for name in OF_OTHERS if name not in takes]
@@ -302,12 +313,16 @@ def _add_class(draft: _Draft, place: str, kind: Any, by_words: bool) -> None:
     """Describe a class that was given itself: by its name, its bases, or as a guess by words of its name."""
     name = kind.__name__
     literal = next((one for one in DEFAULTS if name in COMMON.get(one, (one,))), None)
-    nearest = next((base.__name__ for base in kind.__mro__ if base.__name__ in DEFAULTS), None)
+    nearest = next((base for base in kind.__mro__ if base.__name__ in DEFAULTS), None)
     said = _named(name)
     if literal:
         draft.add(literal, place, kind, "that is its name" if by_words else "")
     elif nearest:
-        draft.add(nearest, place, kind, f"it extends {nearest}" if by_words else "")
+        # A step of its own may be that of another formula, if not even the name says which one it is.
+        mine, theirs = (inspect.unwrap(one.step) for one in (kind, nearest))  # type: ignore[attr-defined]
+        unsaid = mine is not theirs and (said or ("",))[0] != nearest.__name__
+        because = f"it extends {nearest.__name__}" if by_words or unsaid else ""
+        draft.add(nearest.__name__, place, kind, because, sure=not unsaid)
     elif by_words and said:
         draft.add(said[0], place, kind, f"its name says {said[0]}", sure=False)
 
@@ -368,7 +383,7 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
         given = any(kind is root for root in roots)
         free = place not in described and name not in _names(COMPOSING)
         if free and (_acts_as_optimizer(kind) if given else _is_optimizer(kind) and not _named(name)):
-            draft.add_other(place, kind)
+            draft.add_other(place, kind, tried=by_words)
     areas = _claimed(own)
     companions = {name for area in areas for name in spec.areas()[area].companions}
     absent = [one for one in DEFAULTS if one not in draft.names]

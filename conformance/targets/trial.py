@@ -1,6 +1,7 @@
 """Try whether a class takes the first steps of an algorithm: a name alone does not say what a class is."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,21 +19,38 @@ TOLERANCE = 1e-3
 def first_steps(about: Implementation, algorithm: str) -> tuple[str | None, str]:
     """Return the variant of an algorithm whose first steps a class takes, or None, and what it does instead.
 
-    The plain formula is the variant ``""``. Only weights are compared, and roughly: this tells algorithms
-    apart, and judges none.
+    The plain formula is the variant ``""``. The steps are without decay, and with it if the class has the
+    option. Only weights are compared, and roughly: this tells algorithms apart, and judges none.
     """
-    made = TRAJECTORIES[f"{algorithm}-plain"]
+    kinds = ["plain", "decay"] if not about.lacks(f"{algorithm}.weight_decay") else ["plain"]
+    found = [TRAJECTORIES[name] for kind in kinds if (name := f"{algorithm}-{kind}") in TRAJECTORIES]
     try:
-        seen = _train(about, algorithm, made)
+        seen = [_train(about, algorithm, made) for made in found]
     except Exception as error:
         return None, f"a step with it raises {one_line(error_text(error), 200)}"
-    start = _weight(made)
     for variant in ("", *variants(algorithm)):
-        other = in_variant(made, variant, "float64", by_bound=False)
-        steps = {step: _exact(other, step) for step in seen}
-        if all((seen[step] - steps[step]).abs().max() <= _allowed(start, steps[step]) for step in seen):
+        if all(map(partial(_follows, variant), found, seen)):
             return variant, ""
     return None, "its first steps are not those of the formula"
+
+
+def step_error(about: Implementation, algorithm: str) -> str:
+    """Return the error of a step of a class, or an empty string if it takes one."""
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    weight.grad = torch.ones(4, 3)
+    try:
+        getattr(about.surface(), algorithm)([weight]).step()
+    except Exception as error:
+        return one_line(error_text(error), 200)
+    return ""
+
+
+def _follows(variant: str, made: Mapping[str, Any], seen: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether weights, by step, are roughly those of a trajectory in a variant."""
+    other = in_variant(made, variant, "float64", by_bound=False)
+    start = _weight(made)
+    exact = {step: _exact(other, step) for step in seen}
+    return all((seen[step] - exact[step]).abs().max() <= _allowed(start, exact[step]) for step in seen)
 
 
 def _train(about: Implementation, algorithm: str, made: Mapping[str, Any]) -> dict[str, torch.Tensor]:

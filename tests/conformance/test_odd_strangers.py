@@ -131,6 +131,13 @@ class OfOwnBase:  # a package may have its own copy of the base class
                     weight.sub_(group["lr"] * weight.grad)
         return loss
 
+class OneRate(Momentum):
+    def add_param_group(self, group):
+        super().add_param_group(group)
+        if len({group["lr"] for group in self.param_groups}) > 1:
+            self.param_groups.pop()
+            raise ValueError("all groups must have one learning rate")
+
 class Renamed(Momentum):
     def __init__(self, params, lr=0.1, decay_rate=0.0):
         torch.optim.Optimizer.__init__(self, params, {"lr": lr, "decay_rate": decay_rate})
@@ -166,6 +173,7 @@ ODDITIES = {
     "DecayingTogether": ("ALGO-082", "ALGO-083"),
     "OfFloat32": ("ALGO-072",),
     "GroupOfEach": ("ALGO-077",),
+    "OneRate": ("ALGO-073", "ALGO-077", "ALGO-082", "ALGO-083"),
     "OfOwnBase": ("ALGO-031", "ALGO-041", "ALGO-050"),
     "NeedsGradients": ("ALGO-082", "ALGO-083"),  # fails only ALGO-031
     "IN_PARTS": ("ALGO-063",),  # its groups have betas under two names

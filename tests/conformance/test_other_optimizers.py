@@ -29,6 +29,8 @@ FAULTS = {
     "StepsMissing": ("ALGO-031",),
     "DecaysGradient": ("ALGO-041",),
     "GroupsShareTheFirst": ("ALGO-083", "ALGO-092"),
+    "IgnoresRate": ("ALGO-088",),
+    "TrainsFirstGroup": ("ALGO-082",),
     "DividesByZero": ("ALGO-032",),
     "StateByPosition": ("ALGO-072",),
 }

@@ -118,9 +118,21 @@ class SparseAdamW(Optimizer):
     def step(self, closure=None):
         raise RuntimeError("dense gradients are not supported")
 class Lion(torch.optim.SGD): ...
+class Sign(torch.optim.SGD):  # another formula, for its constructor
+    step = SGDW.step
 class Lamb(Optimizer):
     def __init__(self, params, model, lr=1e-3): ...
 """
+
+
+def test_the_first_steps_are_tried_with_decay_too(tmp_path, monkeypatch):
+    source = "import torch\nclass Adam(torch.optim.AdamW):\n"
+    source += "    def __init__(self, params, lr=0.1, weight_decay=0.0):\n"
+    source += "        super().__init__(params, lr, weight_decay=weight_decay)\n"
+    (tmp_path / "decayed.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (note, *_) = propose("decayed", by_words=True).notes
+    assert "decayed:Adam takes the steps of a variant of Adam: claim 'decoupled' in `variants`" in note
 
 
 def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_path, monkeypatch):
@@ -158,9 +170,10 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
         tmp_path / "guessed-keyedopt" / "guessed_keyedopt" / "__init__.py"
     ).read_text(encoding="utf-8")
     asked = run_line("init-adapter", "asked", "--from", "Guessed:SparseAdamW")
-    assert asked.returncode == 0
-    assert "a step with it raises RuntimeError: dense gradients are not supported; if its" in asked.stdout
-    assert "Guessed:SparseAdamW is judged as OtherOptimizer" in asked.stdout
+    assert asked.returncode == 2
+    assert "a step with it raises RuntimeError: dense gradients are not supported; if its" in asked.stderr
+    assert "otherwise --from OtherOptimizer=Guessed:SparseAdamW" in asked.stderr
+    assert "if it needs more arguments, use --from OtherOptimizer=MODULE:FUNCTION" in asked.stderr
     claimed = ("--from", "AdamW=Guessed:SparseAdamW", "--from", "Guessed:Lion")
     assert run_line("init-adapter", "claimed", *claimed).returncode == 0
     monkeypatch.syspath_prepend(tmp_path / "claimed-keyedopt")
@@ -168,6 +181,10 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
     assert about.names == {"AdamW": "Guessed:SparseAdamW", "SGD": "Guessed:Lion"}
     assert about.root == "Guessed:SparseAdamW"
     assert run_line("init-adapter", "x", "--from", "Lion=Guessed:Lion").returncode == 2
+    sign = run_line("init-adapter", "sign", "--from", "Guessed:Sign")
+    assert "Guessed:Sign is not described: it extends SGD, but its first steps are not those" in sign.stdout
+    assert "Guessed:Sign is judged as OtherOptimizer" in sign.stdout
+    assert propose("Guessed:Sign").names == {"OtherOptimizer": "Guessed:Sign"}  # as `keyedopt check` does
 
 
 def test_a_proposal_shows_what_a_constructor_passes_on(tmp_path, monkeypatch):

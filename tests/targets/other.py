@@ -122,6 +122,23 @@ class GroupsShareTheFirst(Lion):
         super().update(weight, self.param_groups[0])
 
 
+class IgnoresRate(Lion):
+    """Steps by one length, whatever the learning rate."""
+
+    def update(self, weight, group):
+        """Update one parameter."""
+        super().update(weight, {**group, "lr": 0.1})
+
+
+class TrainsFirstGroup(Lion):
+    """Stops with an error at the parameters of another group."""
+
+    def update(self, weight, group):
+        """Update one parameter."""
+        first = self.__dict__.setdefault("first", {id(one) for one in self.param_groups[0]["params"]})
+        super().update(weight, {True: group}[id(weight) in first])
+
+
 class DividesByZero(Lion):
     """Divides by the norm of the gradient."""
 
