@@ -3,7 +3,7 @@
 Each library is installed at its pinned version into ``--environments``, in a folder that sees the
 packages of this environment, such as torch and keyedopt. The results and a page of them go to ``--output``; a
 table is printed.
-The exit code is 1 if the gate of a library is red: it fails a clause that its list in
+The exit code is 1 if a library cannot be installed, or its gate is red: it fails a clause that its list in
 ``conformance/expectations/`` does not have, or holds one that the list has.
 
 With ``--beyond`` these are libraries that nobody had checked while the suite was written. Only the musts
@@ -231,16 +231,21 @@ def main() -> int:
     if unknown := [name for name in options.names if name not in there]:
         parser.error(f"there is no library {unknown[0]!r}; there are: {', '.join(there)}")
     options.output.mkdir(parents=True, exist_ok=True)
-    lines, failed = [head, re.sub("[^|]+", "---", head)], False
+    lines, failed, results = [head, re.sub("[^|]+", "---", head)], False, []
     for name in options.names or there:
-        python = install(name, there[name], options.environments.resolve())
+        try:
+            python = install(name, there[name], options.environments.resolve())
+        except (OSError, subprocess.CalledProcessError) as error:  # the others can still be checked
+            print(f"{name} cannot be installed: {error}", file=sys.stderr)
+            failed = True
+            continue
         result, green = check(name, python, options.output)
         lines.append(line(name, result))
         failed = failed or not (green or options.beyond)
-    results = [str(options.output / f"{name}.json") for name in options.names or there]
-    subprocess.run(
-        [sys.executable, "-c", VERB, "report", *results, "--output", options.output / "site"], check=True
-    )
+        results.append(str(options.output / f"{name}.json"))
+    if results:
+        command = [sys.executable, "-c", VERB, "report", *results, "--output", options.output / "site"]
+        subprocess.run(command, check=True)
     print("\n".join(lines))
     return int(failed)
 
