@@ -236,7 +236,7 @@ def test_an_option_of_zero(impl, optimizer, option):
 @pytest.mark.parametrize("way", ["number", "tensor_rate"])
 def test_a_rate_of_zero(impl, optimizer, way):
     """A learning rate that becomes 0 leaves tables as they are, or is refused: Ftrl divides by it."""
-    rate: Any = tensor(0.1) if way == "tensor_rate" else 0.1
+    rate: Any = torch.tensor(0.1) if way == "tensor_rate" else 0.1  # on the CPU, on every device
     more = {"momentum": 0.0} if optimizer == "LarsSGD" else {}  # its momentum contains the former rate
     module = collection(impl, optimizer, {"lr": rate, **more}, tables=ONE_TABLE)
     train_rows(module, [0, 3], [[0.5, -1.0, 0.25, 1.0], [2.0, 0.125, -1.0, 1.0]])
