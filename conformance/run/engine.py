@@ -29,7 +29,7 @@ from keyedopt.conformance.run.left_errors import error_left, works
 from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in, original
 from keyedopt.conformance.run.protocol import DEVICE_LOST, Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
-from keyedopt.conformance.run.variation import as_input, clauses_of, in_its_situation, varied
+from keyedopt.conformance.run.variation import as_input, clauses_of, in_its_situation, is_plain, varied
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import CannotRun, MissingName
 from keyedopt.conformance.suite.support.device import choose_device
@@ -169,6 +169,7 @@ class Engine:
             if head["dtype"] in (None, *dtypes)
             and (not clauses or set(clauses) & set(head["clauses"]))
             and not (on_cpu and _needs_accelerator(head))
+            and not is_plain(item, implementation)
         ]
 
     def declare(self, session: pytest.Session, file: Path) -> None:

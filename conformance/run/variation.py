@@ -92,14 +92,21 @@ def _chosen(functions: Sequence[Sequence[Any]], clause: spec.Clause) -> Iterator
 def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) -> list[pytest.Item]:
     """Return the cases, each followed by itself in the situations that were chosen for it.
 
+    Each function of a clause that names the dimension "backend" runs on another backend once for each dtype:
+    a backend is an implementation of its own. `is_plain` says where there is no other.
+
     Args:
         items: the cases of the suite, and perhaps other tests.
         wanted: whether the cases of a clause are run.
     """
     of_clause: dict[str, dict[Any, list[pytest.Item]]] = {}
+    on_another: dict[tuple[str, Any, Any], list[pytest.Item]] = {}
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         dtype, other = given.get("dtype"), given.get("algorithm") == OTHER  # whose parameters may be coupled
+        for clause in clauses_of(item):
+            if clause in spec.clauses() and "backend" in spec.clauses()[clause].varies:
+                on_another.setdefault((clause, getattr(item, "obj", None), dtype), []).append(item)
         if dtype in _DTYPES and not other and not item.get_closest_marker("plain_only"):
             for clause in clauses_of(item):
                 of_clause.setdefault(clause, {}).setdefault(getattr(item, "obj", None), []).append(item)
@@ -113,6 +120,9 @@ def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) 
             judged = name if spec.STRUCTURE.issuperset(situation.split("+")) else about
             if judged and wanted(spec.clauses()[judged]):
                 added.setdefault(item, {}).setdefault(situation, {})[judged] = None
+    for number, ((name, *_), cases) in enumerate(on_another.items()):
+        if wanted(spec.clauses()[name]):
+            added.setdefault(cases[number % len(cases)], {}).setdefault("backend", {})[name] = None
     return [
         one
         for item in items
@@ -152,6 +162,12 @@ class _InSituation(pytest.Function):
         )
         made.stash[SITUATION], made.stash[CLAUSES] = situation, clauses
         return made
+
+
+def is_plain(item: pytest.Item, implementation: Implementation) -> bool:
+    """Return whether a case is in a situation that is none: on another backend of those that have none."""
+    asked = os.environ.get(implementation.backend_variable) if implementation.backend_variable else None
+    return item.stash.get(SITUATION, "") == "backend" and bool(asked or not implementation.other_backends)
 
 
 def as_input(item: pytest.Item) -> Mapping[str, str]:

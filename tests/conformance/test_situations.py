@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.run import case_sources
+from keyedopt.conformance.run import case_sources, runner
 from keyedopt.conformance.run.variation import situations
 from keyedopt.conformance.suite.support import inputs
 from keyedopt.conformance.suite.support.assertions import Mismatch
@@ -75,6 +75,19 @@ def test_what_cases_built_is_what_their_clauses_name(on_reference):
             built[clause].update(filter(None, case.built.split("+")))
     lost = {name: {*VARYING[name].varies} - built[name] - {"backend"} for name in VARYING}
     assert {name: dimensions for name, dimensions in lost.items() if dimensions} == {}
+
+
+def test_each_function_of_a_clause_runs_on_another_backend_in_each_dtype():
+    here, there = (
+        runner.run(one, runner.Options(clauses=("FUSED-086",))).cases for one in ("fused", "reference")
+    )
+    ran = collections.defaultdict(set)
+    for case in here:
+        if case.outcome == "pass":
+            ran[case.inputs.get("situation") == "backend"].add((case.case.partition("[")[0], case.dtype))
+    assert len(ran[True]) > 10
+    assert ran[True] == ran[False]
+    assert not [case.case for case in there if case.inputs.get("situation") == "backend"]
 
 
 def test_the_second_group_is_unlike(reference):
