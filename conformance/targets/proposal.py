@@ -319,7 +319,7 @@ def _add_class(draft: _Draft, place: str, kind: Any, by_words: bool) -> None:
         draft.add(literal, place, kind, "that is its name" if by_words else "")
     elif nearest:
         # A step of its own may be that of another formula, if not even the name says which one it is.
-        mine, theirs = (inspect.unwrap(one.step) for one in (kind, nearest))
+        mine, theirs = (inspect.unwrap(getattr(one, "step", object)) for one in (kind, nearest))
         unsaid = mine is not theirs and (said or ("",))[0] != nearest.__name__
         because = f"it extends {nearest.__name__}" if by_words or unsaid else ""
         draft.add(nearest.__name__, place, kind, because, sure=not unsaid)

@@ -143,6 +143,24 @@ def test_the_state_of_unfused_optimizers_moves_both_ways(implementation, name, o
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize(
+    ("form", "name", "dtype"),
+    [
+        ("unfused", "step", torch.float64),
+        ("fbgemm", "row_counter", torch.float32),
+        ("torchrec", "item.weight.row_counter", torch.float32),
+    ],
+)
+def test_counts_of_rows_have_the_dtype_of_their_form(implementation, form, name, dtype):
+    module = ours(implementation, "Adam", {"bias_correction": "per_row"})
+    features = {table: (torch.tensor([1, 3]), torch.tensor([0, 2])) for table in TABLES}
+    for _ in range(2):
+        module(features)["item"].sum().backward()
+    count = module.fused_optimizer.state_dict_in(form)["state"]["item.weight"][name]
+    assert (count.dtype, count.tolist()) == (dtype, [0, 2, 0, 2, 0, 0, 0, 0, 0])
+
+
+@IMPLEMENTATIONS
 def test_names_may_have_the_path_of_a_module_in_front(implementation, torchrec, jagged):
     module, other = ours(implementation, "RowWiseAdagrad"), ours(implementation, "RowWiseAdagrad")
     train(module, jagged, range(2))

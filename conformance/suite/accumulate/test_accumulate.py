@@ -390,6 +390,26 @@ def test_empty_gradients(impl):
     expect_near(mine, other, "the parameter")
 
 
+@pytest.mark.clause("ACC-029")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("how", ["set", "loaded"])
+def test_a_window_that_is_too_long(impl, kind, how):
+    """A window with more gradients than accumulate_step ends: its parameter is updated again."""
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine], 5)
+    train_window(optimizer, mine, range(3))
+    if how == "set":
+        optimizer.param_groups[0]["accumulate_step"] = 2
+    else:
+        saved = optimizer.state_dict()
+        saved["param_groups"][0]["accumulate_step"] = 2
+        optimizer = make_accumulating(impl, kind, [mine], 2)
+        optimizer.load_state_dict(saved)
+    before = snapshot(mine)
+    train_window(optimizer, mine, range(3, 8))
+    expect(not torch.equal(mine, before), "a parameter that is updated within 5 steps", mine)
+
+
 @pytest.mark.clause("ACC-018")
 def test_changed_window(impl):
     """Observe what happens to a window if accumulate_step is set below the number of its steps."""

@@ -79,6 +79,22 @@ def test_strides(impl: Any, kind: str, layout: str) -> None:
     expect_close(recorder.received[0][0], wanted, "received gradient")
 
 
+@pytest.mark.clause("CLIP-028")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_expanded_dimensions(impl: Any, kind: str) -> None:
+    """Gradients that are expanded in the first dimension or in the last are all clipped, or all raise."""
+    clipped = []
+    for grad in (tensor([3.0, 4.0]).expand(2, 2), tensor([[3.0], [4.0]]).expand(2, 2)):
+        params = zero_params((2, 2))
+        params["p0"].grad = grad
+        wanted = grad / (50**0.5 + 1e-6) if kind == "NORM" else grad.clamp(-1.0, 1.0)
+        optimizer, recorder = clipping(impl, params, kind, 1.0)
+        clipped.append(try_step(optimizer, recorder))
+        if clipped[-1]:
+            expect_close(recorder.received[0][0], wanted, "received gradient")
+    expect_equal(clipped, clipped[:1] * 2, "whether it is clipped, by the dimension that is expanded")
+
+
 @pytest.mark.clause("CLIP-029")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])

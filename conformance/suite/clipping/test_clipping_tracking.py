@@ -46,6 +46,22 @@ def test_norm_of_the_last_step(impl: Any, kind: str, norm_type: float) -> None:
     expect_close(optimizer.last_total_grad_norm.float(), wanted, "norm of the second step")
 
 
+@pytest.mark.clause("CLIP-088")
+@pytest.mark.parametrize("precision", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=["1", "2", "3", "inf"])
+def test_norm_of_tiny_gradients(impl: Any, precision: str, norm_type: float) -> None:
+    """The norm of gradients whose powers are zero in float32, or in float64, is correct."""
+    size = 2.0**-600 if precision == "float64" else 2.0**-84
+    params = {f"p{at}": torch.nn.Parameter(zeros(2, dtype=getattr(torch, precision))) for at in range(2)}
+    for param, grad in zip(params.values(), ([3.0, -4.0], [12.0, 0.0]), strict=True):
+        param.grad = tensor([one * size for one in grad], dtype=param.dtype)
+    optimizer, _ = clipping(impl, params, "NONE", 1.0, norm_type=norm_type, track_grad_norm=True)
+    optimizer.step()
+    norm = float(optimizer.last_total_grad_norm) / size
+    wanted = p_norm([3.0, -4.0, 12.0], norm_type)
+    expect(abs(norm - wanted) <= 1e-5 * wanted, f"a norm of {wanted} times 2^{math.log2(size):.0f}", norm)
+
+
 @pytest.mark.clause("CLIP-045")
 @pytest.mark.parametrize("kind", ["VALUE", "NONE"])
 def test_tracking_changes_nothing(impl: Any, kind: str) -> None:

@@ -20,6 +20,7 @@ from keyedopt.conformance.suite.support.embedding import (
     jagged,
     tables_and_state,
     tables_of,
+    train_rows,
 )
 from keyedopt.conformance.suite.support.rounding_draws import (
     DRAW_STEPS,
@@ -62,6 +63,24 @@ def test_draws_with_momentum_in_half_precision(impl, dtype):
         unit = exactly(near).abs().max() * torch.finfo(torch.bfloat16).eps
         off = (exactly(rounded) - exactly(near)).abs().max() / unit
         expect(float(off) <= 15, f"momentum of {name} within 15 units of its largest", float(off))
+
+
+@pytest.mark.clause("FUSED-086")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.rounding_seed")
+def test_draws_of_numbers_of_all_sizes(impl, dtype):
+    """A number is rounded to one of its two neighbours, also to one that is subnormal in float16."""
+    module = collection(impl, tables=[("t", 8, 64, ("f",))], dtype=dtype, rounding_seed=7)
+    table = tables_of(module)["t"]
+    sizes = torch.exp2(-torch.arange(512.0).reshape(8, 64) / 20)  # from 1 down to 2^-25
+    with torch.no_grad():
+        table.copy_(sizes * (1 - 2 * (torch.arange(64.0) % 2)))
+    before = exactly(table).clone()
+    train_rows(module, range(8), before)
+    exact = 0.875 * before
+    info = torch.finfo(table.dtype)
+    unit = info.eps * torch.exp2(exact.abs().clamp(min=info.tiny).log2().floor())
+    off = float(((exactly(table) - exact) / unit).abs().max())
+    expect(off < 1 + 1e-6, "errors of less than one unit", off)
 
 
 @pytest.mark.clause("FUSED-068")

@@ -235,7 +235,7 @@ def test_an_option_of_zero(impl, optimizer, option):
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 @pytest.mark.parametrize("way", ["number", "tensor_rate"])
 def test_a_rate_of_zero(impl, optimizer, way):
-    """A learning rate that becomes 0 leaves tables as they are, or is refused: Ftrl divides by it."""
+    """With a learning rate of 0, which Ftrl divides by, an update changes no table, or raises ValueError."""
     rate: Any = torch.tensor(0.1) if way == "tensor_rate" else 0.1  # on the CPU, on every device
     more = {"momentum": 0.0} if optimizer == "LarsSGD" else {}  # its momentum contains the former rate
     module = collection(impl, optimizer, {"lr": rate, **more}, tables=ONE_TABLE)
@@ -243,7 +243,7 @@ def test_a_rate_of_zero(impl, optimizer, way):
     module.fused_optimizer.param_groups[0]["lr"] = rate.zero_() if way == "tensor_rate" else 0.0
     module.fused_optimizer.step()  # by which some tables take the new rate
     before = snapshot(tables_of(module))
-    with contextlib.suppress(ValueError, RuntimeError):
+    with contextlib.suppress(ValueError):
         train_rows(module, [0, 1], [[0.5, -1.0, 0.25, 1.0], [2.0, 0.125, -1.0, 1.0]])
     expect_unchanged(before, snapshot(tables_of(module)), "the tables")
 

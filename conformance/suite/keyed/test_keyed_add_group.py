@@ -72,6 +72,25 @@ def test_an_added_group_equals_one_from_the_start(impl):
 
 @pytest.mark.clause("KEYED-085")
 @pytest.mark.parametrize("form", ["mapping", "pairs"])
+def test_an_added_group_without_an_option_of_the_others(impl, form):
+    """Options of a group that are 0, False or None are not replaced by those of the constructor."""
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.5, "nesterov": True, "maximize": True}
+    off = {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False, "foreach": None}
+    params, late, alone = parameters(1), {"late": parameter(2)}, {"late": parameter(2)}
+    optimizer = sgd(impl, params, foreach=False, **options)
+    optimizer.add_param_group({"params": late if form == "mapping" else list(late.items()), **off})
+    group = [*optimizer.param_groups][1]
+    expect_equal({name: group[name] for name in off}, off, "options of the added group")
+    single = torch.optim.SGD(alone.values(), lr=0.1)
+    for seed in range(2):
+        train(optimizer, {**params, **late}, 1, seed=seed)
+        alone["late"].grad = late["late"].grad.clone()
+        single.step()
+    expect_bits(late["late"].detach(), alone["late"].detach(), "the parameter of the added group")
+
+
+@pytest.mark.clause("KEYED-085")
+@pytest.mark.parametrize("form", ["mapping", "pairs"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_group_added_to_an_optimizer_of_named_parameters(impl, form, groups):
     """Around a torch optimizer that was constructed with names, an added group trains, saves and loads."""

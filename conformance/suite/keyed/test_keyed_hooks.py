@@ -225,6 +225,21 @@ def test_hooks_during_init_state(impl):
     return seen
 
 
+@pytest.mark.clause("KEYED-124")
+@pytest.mark.parametrize("whose", ["the optimizer", "the inner optimizer"])
+def test_pairs_of_hooks_during_init_state(impl, whose):
+    """init_state runs the step pre-hooks of an optimizer as often as its step post-hooks."""
+    calls: list[str] = []
+    params = parameters(1)
+    inner = torch.optim.Adam(list(params.values()))
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: inner)
+    hooked = optimizer if whose == "the optimizer" else inner
+    hooked.register_step_pre_hook(lambda *_: calls.append("pre"))
+    hooked.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.init_state()
+    expect_equal(calls, ["pre", "post"] * (len(calls) // 2), f"step hooks of {whose} in init_state")
+
+
 @pytest.mark.clause("KEYED-118")
 def test_hooks_of_the_inner_optimizer_after_init_state(impl):
     """init_state preserves the step hooks of the inner torch optimizer."""
