@@ -187,6 +187,14 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
     assert propose("Guessed:Sign").names == {"OtherOptimizer": "Guessed:Sign"}  # as `keyedopt check` does
 
 
+def test_a_base_without_a_step_that_is_named_like_an_algorithm(tmp_path, monkeypatch):
+    (tmp_path / "stepless.py").write_text(
+        "import torch\nclass Adam: ...\nclass Fast(Adam, torch.optim.SGD): ...\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert propose("stepless:Fast").names == {"OtherOptimizer": "stepless:Fast"}
+
+
 def test_a_proposal_shows_what_a_constructor_passes_on(tmp_path, monkeypatch):
     (tmp_path / "passing.py").write_text(
         "import torch\n"

@@ -135,8 +135,9 @@ class TrainsFirstGroup(Lion):
 
     def update(self, weight, group):
         """Update one parameter."""
-        first = self.__dict__.setdefault("first", {id(one) for one in self.param_groups[0]["params"]})
-        super().update(weight, {True: group}[id(weight) in first])
+        if group is not self.param_groups[0]:
+            raise KeyError("the second group")
+        super().update(weight, group)
 
 
 class DividesByZero(Lion):
