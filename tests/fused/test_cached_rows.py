@@ -59,6 +59,22 @@ def test_rows_stay_until_the_step_that_their_update_waits_for(library, applied):
     del clip
 
 
+@LIBRARIES
+def test_rows_of_every_backward_pass_stay_until_the_step(library):
+    config = library.EmbeddingBagConfig(20, 4, "t", torch.float32, ["f"], init_fn=nn.init.ones_)
+    cached = library.CachedEmbeddings(library.EmbeddingBagCollection, [config], 8, optim.SGD, {"lr": 0.5})
+    clip = Clip()
+    cached.fused_optimizer.defer_updates(clip, inside=())
+    for rows in (range(3), range(3, 6)):
+        look_up(cached, rows).backward()
+    with torch.no_grad():
+        for rows in (range(10, 12), range(12, 14)):
+            look_up(cached, rows)
+    cached.fused_optimizer.step()
+    assert cached.embedding_bags["t"].weight[:, 0].tolist() == [0.5] * 6 + [1] * 14
+    del clip
+
+
 def look_up(module, rows):
     """Return the sum of some rows."""
     return module({"f": (torch.tensor(list(rows)), torch.tensor([0, len(rows)]))})["f"].sum()

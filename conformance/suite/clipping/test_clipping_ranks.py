@@ -3,6 +3,7 @@
 With n ranks the elements of a sharded gradient count n times, and those of a replicated gradient once.
 """
 
+import copy
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import error_of, expect, expe
 from keyedopt.conformance.suite.support.clipping import local, spread, zeros_with_grads
 from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
+from keyedopt.conformance.suite.support.inputs import sgd
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
 from keyedopt.conformance.suite.support.sharded import everyone
 
@@ -52,6 +54,30 @@ def test_global_norm_over_ranks(impl: Any, norm_type: float, sharded: list[str],
         expect_close(optimizer.last_total_grad_norm.float(), norm, "norm", ulps=8)
         for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
             expect_close(seen, torch.tensor(grad) / (norm + 1e-6), "received gradient", ulps=8)
+
+
+@pytest.mark.clause("CLIP-089")
+def test_copy_with_process_groups(impl: Any) -> None:
+    """A deep copy of an optimizer with process groups clips by the norm over them, or is refused."""
+    with mirrored_ranks(2):
+        params = zeros_with_grads(HERE, THERE)
+        optimizer = impl.GradientClippingOptimizer(
+            sgd(impl, params),
+            clipping=impl.GradientClipping.NORM,
+            max_gradient=1.0,
+            enable_global_grad_clip=True,
+            param_to_pgs={param: [everyone()] for param in params.values()},
+        )
+        try:
+            copied = copy.deepcopy(optimizer)
+        except Exception:
+            return
+        for param, grad in zip(copied.params.values(), (HERE, THERE), strict=True):
+            param.grad = tensor(grad)
+        copied.step()
+        norm = p_norm((*HERE, *THERE) * 2)
+        for param, grad in zip(copied.params.values(), (HERE, THERE), strict=True):
+            expect_close(param.grad, torch.tensor(grad) / (norm + 1e-6), "clipped gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-058")

@@ -1,6 +1,7 @@
 """Keyed optimizers: saving and loading parameter groups, which are identified by their parameters."""
 
 import pytest
+import torch
 
 from keyedopt.conformance.suite.support.assertions import (
     expect,
@@ -56,6 +57,16 @@ def test_a_number_is_loaded_over_a_tensor(impl, saved):
     listed = [{"params": [f"p{at}"], "lr": rate} for at, rate in enumerate(given)]
     optimizer.load_state_dict({"state": {}, "param_groups": listed})
     expect_equal([float(rate) for rate in rates(optimizer)], [2.0, 4.0], "rates")
+
+
+@pytest.mark.clause("KEYED-041")
+def test_a_number_is_rounded_once(impl, dtype):
+    """A number that is loaded over a tensor is rounded to the dtype of the tensor, if at all."""
+    rate = tensor(0.5, dtype=getattr(torch, dtype))
+    optimizer = grouped(impl, [(["p0"], {"lr": rate})])
+    optimizer.load_state_dict({"state": {}, "param_groups": [{"params": ["p0"], "lr": 0.1}]})
+    seen, rounded = float(rates(optimizer)[0]), float(rate.new_tensor(0.1))
+    expect(seen in (rounded, 0.1), f"{rounded} in the tensor, or the number 0.1 in its place", seen)
 
 
 @pytest.mark.clause("KEYED-041")

@@ -126,6 +126,20 @@ def test_a_rank_refuses(impl: Any, wrapping: str) -> None:
 
 @pytest.mark.clause("SHARD-007")
 @on_each_rank
+def test_a_rank_refuses_the_groups_of_parameters_without_state(impl: Any) -> None:
+    """If one rank refuses the groups of sharded parameters that have no state, no rank loads its groups."""
+    params = {"p": torch.nn.Parameter(distributed(table(4), "row"))}
+    optimizer = impl.KeyedOptimizerWrapper(params, one_by_one(torch.optim.SGD, lr=0.5))
+    optimizer.save_param_groups(True)
+    groups = [{**optimizer.state_dict()["param_groups"][0], "lr": 0.25}]
+    refusing = size() - 1
+    given = {"state": {}, "param_groups": [] if rank() == refusing else groups}
+    expect_refused(optimizer, given, [refusing])
+    expect_equal(everywhere(optimizer.param_groups[0]["lr"]), [0.5] * size(), "rates of all ranks")
+
+
+@pytest.mark.clause("SHARD-007")
+@on_each_rank
 def test_an_object_refuses(impl: Any) -> None:
     """If a stateful object refuses its state on one rank, it is restored, and no rank loads anything."""
 
@@ -164,6 +178,20 @@ def test_other_placements(impl: Any) -> None:
             sums = [gathered(optimizer.state_dict()["state"][key]["sum"]) for key in "ab"]
             for seen, one in zip(sums, wanted, strict=True):
                 expect_bits(seen, one, f"state by {given}, loaded to {live}")
+
+
+@pytest.mark.clause("SHARD-009")
+@pytest.mark.parametrize("wrapping", WRAPPINGS[1:])
+@on_each_rank
+def test_other_placements_in_a_wrapper(impl: Any, wrapping: str) -> None:
+    """In a wrapper, too, state with another placement is redistributed, or refused on all ranks."""
+    for given, live in (PLACEMENTS[:2], PLACEMENTS[1::-1]):
+        optimizer, source = fresh(impl, wrapping, live, seed=1), fresh(impl, wrapping, given, seed=10)
+        refused = error_of(functools.partial(optimizer.load_state_dict, source.state_dict()))
+        expect(not refused or refused.startswith("ValueError"), "a load, or a ValueError", refused)
+        wanted = fresh(impl, wrapping, live, seed=1 if refused else 10)
+        for seen, one in zip(contents(optimizer), contents(wanted), strict=True):
+            expect_bits(seen, one, f"state by {given}, loaded to {live}")
 
 
 @pytest.mark.clause("SHARD-010")

@@ -77,6 +77,21 @@ def test_replicated_tables(impl: Any, algorithm: str) -> None:
 
 
 @pytest.mark.clause("SHARD-017")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "{algorithm}")
+@pytest.mark.parametrize("algorithm", FUSED_OPTIMIZERS)
+@on_each_rank
+def test_a_step_without_lookups(impl: Any, algorithm: str) -> None:
+    """A step in which no rank looks up a row changes tables and states as it does in one process."""
+    replica, single = collection(impl, algorithm, process_group=everyone()), collection(impl, algorithm)
+    for batch in (BATCHES[0], BATCHES[3], BATCHES[0]):
+        for module in (replica, single):
+            loss_of(module(jagged(batch))).backward()
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        error = float((seen.double() - wanted.double()).abs().max())
+        expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
+
+
+@pytest.mark.clause("SHARD-017")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
 @on_each_rank
 def test_mean_of_ranks_that_reach_other_tables(impl: Any) -> None:
