@@ -1,8 +1,8 @@
 """`init_state`: create the state of the first step, without training.
 
 A real step with zero gradients creates the state. All other changes of that step are undone: parameters,
-options of groups, counters, and existing state. Weight decay is 0 during the step, because it would add the
-parameters to the new moments.
+options of groups, counters, and existing state. Options that add the parameters to the gradient are 0 during
+the step, because the new moments would contain them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from keyedopt.reference.window import Window
 if TYPE_CHECKING:
     from keyedopt.reference.keyed.base import KeyedOptimizer
 
+#: Options of decay: their multiple of the parameters is a part of the gradient.
+_ADD_PARAMETERS = {"weight_decay", "l2_shrinkage"}
+
 
 def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
     """Create the state of all parameters, and zero gradients (sparse for the keys in `sparse`)."""
@@ -37,8 +40,8 @@ def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
             zeros = torch.zeros_like(param)
             param.grad = sparse_rows(zeros) if key in sparse else zeros
     for group in optimizer.param_groups:
-        if "weight_decay" in group and isinstance(group, MutableMapping):
-            group["weight_decay"] = 0.0
+        if isinstance(group, MutableMapping):
+            group.update(dict.fromkeys(_ADD_PARAMETERS & group.keys(), 0.0))
     try:
         optimizer._dummy_step()
     finally:

@@ -53,6 +53,24 @@ def test_checkpoint_in_a_window(impl, kind, layout, at):
     expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
 
 
+@pytest.mark.clause("ACC-007")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_a_loaded_window_is_a_copy(impl, kind, layout):
+    """A checkpoint that changes after it was loaded does not change the window."""
+    mine, other = fixed_table(), fixed_table()
+    optimizer, loaded = make_accumulating(impl, kind, [mine]), make_accumulating(impl, kind, [other])
+    train_window(optimizer, mine, range(2), layout)
+    saved = snapshot(optimizer.state_dict())
+    loaded.load_state_dict(saved)
+    for holder, name in parts_of_window(impl, saved["state"][0]):
+        if isinstance(holder[name], torch.Tensor):
+            holder[name].zero_()
+    train_window(optimizer, mine, range(2, 5), layout)
+    train_window(loaded, other, range(2, 5), layout)
+    expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
+
+
 @pytest.mark.clause("ACC-008")
 @pytest.mark.needs("KeyedOptimizerWrapper")
 @pytest.mark.parametrize("kind", ACCUMULATING)

@@ -80,6 +80,20 @@ WINDOW_OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 
+#: The same of the optimizers that these extend, and of others.
+PLAIN_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    **{kind.removeprefix("Accumulate"): listed for kind, listed in WINDOW_OPTIONS.items()},
+    "AdamW": [
+        *WINDOW_OPTIONS["AccumulateAdam"],
+        {"weight_decay": 0.25, "maximize": True},
+    ],
+    "RowWiseAdagrad": [
+        {"lr_decay": 0.5, "weight_decay": 0.25, "rows": "nonzero"},
+        {"eps": 0.5, "initial_accumulator_value": 0.25, "maximize": True},
+        {"max_norm": 0.5, "weight_decay": 0.25, "decay": "decoupled"},
+    ],
+}
+
 
 @pytest.mark.clause("ACC-003")
 @pytest.mark.needs("{kind}")
@@ -108,6 +122,30 @@ def test_each_option_with_windows(impl: Any, kind: str, options: dict[str, Any],
         other.grad = grads[0] + grads[1]
         once.step()
         expect_near(mine, other, f"the parameter after window {window}")
+
+
+@pytest.mark.clause("ACC-001")
+@pytest.mark.needs("Accumulate{algorithm}", "{algorithm}")
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [(kind, one) for kind, listed in PLAIN_OPTIONS.items() for one in listed]
+)
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_each_option_without_windows(impl: Any, algorithm: str, options: dict[str, Any], layout: str) -> None:
+    """Without use_accumulate each option of the optimizer has its effect."""
+    kind = f"Accumulate{algorithm}"
+    for option in options:
+        if impl.lacks(f"{kind}.{option}") or impl.lacks(f"{algorithm}.{option}"):
+            getattr(impl, f"{kind}.{option}")  # unsupported
+    mine, other = fixed_table(), fixed_table()
+    optimizers = [getattr(impl, kind)([mine], lr=0.125, **options)]
+    optimizers += [getattr(impl, algorithm)([other], lr=0.125, **options)]
+    for step in range(3):
+        grad = gradient_of_step(step)
+        grad[step] = 0  # a row without a gradient
+        for param, optimizer in zip((mine, other), optimizers, strict=True):
+            param.grad = grad.to_sparse(1) if layout == "sparse" else grad.clone()
+            optimizer.step()
+        expect_near(mine, other, f"the parameter after step {step}")
 
 
 @pytest.mark.clause("ACC-003")

@@ -328,6 +328,20 @@ def test_rows_that_count_as_zero(impl: Any, algorithm: str) -> None:
     expect(not same_bits(nonzero[1], before[0][1]), "a change of the row with NaN", nonzero[1])
 
 
+@pytest.mark.clause("ALGO-040")
+@pytest.mark.needs("{algorithm}", "{algorithm}.rows", "{algorithm}.sparse")
+@every
+def test_no_row_counts(impl: Any, algorithm: str) -> None:
+    """With rows='nonzero' a sparse gradient without rows changes nothing, in each of two steps."""
+    weight = parameter(4, 3)
+    optimizer = make_algorithm(impl, algorithm, [weight], rows="nonzero")
+    before = weight.detach().clone()
+    for _ in range(2):
+        weight.grad = torch.zeros_like(weight).to_sparse(1)
+        optimizer.step()
+    expect_bits(weight.detach(), before, "the weight")
+
+
 @pytest.mark.plain_only("it makes groups of its own")
 @pytest.mark.clause("ALGO-082")
 @pytest.mark.needs("{algorithm}", "{algorithm}.groups")

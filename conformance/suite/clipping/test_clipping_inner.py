@@ -226,6 +226,32 @@ def test_clipping_around_hooks(impl: Any, where: str, kind: str) -> None:
     expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), kind)
 
 
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize(("kind", "inner"), [("NORM", "VALUE"), ("VALUE", "NORM")])
+@pytest.mark.parametrize("fused", [False, True])
+def test_clipped_step_around_another(impl: Any, fused: bool, kind: str, inner: str) -> None:
+    """Around another clipping, a clipped step clips first, and the step inside clips what is left."""
+    bound = CLIPPED_TO / 8
+    keyed = keyed_by_factory(impl, torch_factory(torch.optim.SGD, lr=0.1, momentum=0.5, fused=fused))
+
+    def clipped(params: dict[str, Any]) -> Any:
+        return impl.GradientClippingOptimizer(keyed(params), impl.GradientClipping[inner], bound)
+
+    def plain(params: dict[str, Any]) -> Any:
+        sgd = torch.optim.SGD(params.values(), lr=0.1, momentum=0.5)
+
+        def step() -> None:
+            if inner == "VALUE":
+                torch.nn.utils.clip_grad_value_(params.values(), bound)
+            else:
+                torch.nn.utils.clip_grad_norm_(params.values(), bound)
+            sgd.step()
+
+        return types.SimpleNamespace(step=step)
+
+    expect_as_by_hand(impl, clipped, plain, kind, give=give_early_grads)
+
+
 @pytest.mark.clause("CLIP-084")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("when", ["pre", "post"])

@@ -72,3 +72,17 @@ def test_a_group_of_one_parameter_is_updated_in_the_backward(impl):
     inner = torch.optim.SGD([params[0]], lr=0.1)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
     expect(error_of(lambda: optimizer.add_param_group({"params": params[1]})), "an error", "none")
+
+
+@pytest.mark.clause("FT-017")
+@pytest.mark.needs("apply_optimizer_in_backward")
+def test_a_refused_group_is_not_added(impl):
+    """A group of parameters that the backward pass updates is added completely, or not at all."""
+    params = [parameter(3, seed=index) for index in range(2)]
+    impl.apply_optimizer_in_backward(torch.optim.SGD, [params[1]], {"lr": 0.1})
+    inner = torch.optim.SGD([params[0]], lr=0.1)
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
+    refused = error_of(lambda: optimizer.add_param_group({"params": [params[1]]}))
+    wanted = 1 if refused else 2
+    expect_equal(len(inner.param_groups), wanted, "number of groups of the wrapped optimizer")
+    expect_equal(len(optimizer.param_groups), wanted, "number of groups")

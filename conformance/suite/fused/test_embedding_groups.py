@@ -170,6 +170,23 @@ def test_step_counts_of_several_groups_are_set(impl, count):
 
 
 @pytest.mark.clause("FUSED-097")
+@pytest.mark.needs("EmbeddingBagCollection", "Adam")
+@pytest.mark.parametrize("count", [-1, 0.5])
+def test_bad_step_counts(impl, count):
+    """set_optimizer_step refuses what is not a whole number of at least 0, and changes nothing."""
+    module = collection(impl, "Adam")
+    fit(module, jagged(BAGS))
+    before = snapshot(tables_and_state(module))
+    expect_raises(
+        lambda: module.fused_optimizer.set_optimizer_step(count),
+        ValueError,
+        TypeError,
+        expected=f"an error for the step count {count}",
+    )
+    expect_unchanged(before, snapshot(tables_and_state(module)), "tables and state")
+
+
+@pytest.mark.clause("FUSED-097")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.bias_correction")
 @pytest.mark.parametrize("optimizer", ["Adam", "PartialRowWiseAdam"])
 def test_step_counts_of_rows_are_kept(impl, optimizer):

@@ -258,6 +258,21 @@ def test_new_moments_are_zero(impl):
         expect(not moment.any(), f"exp_avg of {key} all zero", moment)
 
 
+@pytest.mark.clause("KEYED-078")
+@pytest.mark.needs("Ftrl", "Ftrl.l2_shrinkage")
+def test_new_sums_of_ftrl(impl):
+    """The shrinkage of Ftrl does not affect the sums that init_state creates."""
+    made = []
+    for shrinkage in (0.0, 0.5):
+        params = parameters(1)
+        optimizer = impl.KeyedOptimizerWrapper(
+            params, lambda listed, given=shrinkage: impl.Ftrl(listed, lr=0.1, l2_shrinkage=given)
+        )
+        optimizer.init_state()
+        made.append(snapshot(optimizer.state_dict()["state"]))
+    expect_unchanged(*made, "state, with shrinkage and without")
+
+
 @pytest.mark.clause("KEYED-079")
 def test_gradients_are_zero_and_sparse_where_named(impl, dtype):
     """Each parameter gets its own zero gradient, sparse for the given names."""

@@ -14,7 +14,8 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import linear, on_host, the_device
-from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
+from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged, tables_of
+from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
     everyone,
@@ -89,6 +90,24 @@ def test_a_step_without_lookups(impl: Any, algorithm: str) -> None:
     for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
         error = float((seen.double() - wanted.double()).abs().max())
         expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
+
+
+@pytest.mark.clause("SHARD-017")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "apply_optimizer_in_backward")
+@on_each_rank
+def test_optimizers_that_were_set_in_another_order(impl: Any) -> None:
+    """Tables of one width train as in one process, whatever the order in which their optimizers were set."""
+    sizes = [("t", 6, 4, ("f",)), ("u", 6, 4, ("g",))]
+    replica = collection(impl, None, tables=sizes, process_group=everyone())
+    single = collection(impl, None, tables=sizes)
+    for module in (replica, single):
+        tables = tables_of(module)
+        for name, rate in (("u", 0.5), ("t", 0.25)):
+            apply_in_backward(impl, torch.optim.SGD, [tables[name]], {"lr": rate})
+        for _ in range(2):
+            loss_of(module(jagged({name: BATCHES[0][name] for name in "fg"}))).backward()
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        expect_close(seen, wanted, "table", ulps=64)
 
 
 @pytest.mark.clause("SHARD-017")

@@ -264,6 +264,24 @@ def test_parameter_listed_twice(impl, late):
     expect_bits(weight.detach(), alone.detach(), "a parameter listed twice, after a step,")
 
 
+@pytest.mark.clause("SPARSE-025")
+@pytest.mark.needs("SparseAdam")
+def test_parameter_listed_under_two_names(impl):
+    """A parameter that is listed under two names raises an error, or is updated once per step."""
+    weight, alone = tables(1)[0], tables(1)[0]
+    set_sparse_grad(alone, [1, 3])
+    impl.SparseAdam([alone], lr=0.25).step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            optimizer = impl.SparseAdam([("a", weight), ("b", weight)], lr=0.25)
+        except Exception:
+            return
+    set_sparse_grad(weight, [1, 3])
+    optimizer.step()
+    expect_bits(weight.detach(), alone.detach(), "a parameter listed twice, after a step,")
+
+
 @pytest.mark.plain_only("it counts groups")
 @pytest.mark.clause("SPARSE-026")
 @pytest.mark.needs("SparseAdam", "SparseAdam.groups")
