@@ -93,60 +93,54 @@ int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i
   return i;
 }
 
-// Sum columns [c, c + 16 kVectors) of all runs into their slots. Each lookup writes the sum of its run so far, so the
-// last lookup of a run writes the total. Prefetch the memory of the next batch.
-template <int kVectors, bool kScaled>
-inline void stream(const Batch& batch, const Batch* next, int64_t c, float* sums, int64_t stride) {
-  const int64_t coming = next ? next->length : 0;
+// Sum columns [c, c + 16 kVectors) of all runs into their slots; unless kWhole the last vector has n columns, of which
+// all sixteen are written if slots are padded. Each lookup writes the sum of its run so far, so the last lookup of a
+// run writes the total. Prefetch the memory of the next batch.
+template <int kVectors, bool kScaled, bool kWhole = true>
+inline void stream(const Batch& batch, const Batch* next, int64_t c, int64_t n, float* sums, int64_t stride) {
+  const int64_t coming = next ? next->length : 0, written = stride % 16 == 0 ? 16 : n;
   vf sum[kVectors];
 #pragma GCC unroll 8
   for (int k = 0; k < kVectors; ++k) sum[k] = set1(0.0f);
   uint32_t before = 0;
-  for (int64_t n = 0; n < batch.length; ++n) {
-    const uint32_t slot = batch.slots[n], keep = slot == before ? ~0u : 0u;
-    const float* grad = batch.grads[n] + c;
+  for (int64_t i = 0; i < batch.length; ++i) {
+    const uint32_t slot = batch.slots[i], keep = slot == before ? ~0u : 0u;
+    const float* grad = batch.grads[i] + c;
     float* to = sums + slot * stride + c;
-    if (n < coming)
-      for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k, 0, kFar);
+    if (i < coming)
+      for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[i] + c + 16 * k, 0, kFar);
 #pragma GCC unroll 8
     for (int k = 0; k < kVectors; ++k) {
-      const vf x = load(grad + 16 * k), kept = keep_if(keep, sum[k]);
-      sum[k] = kScaled ? fma(x, set1(batch.scales[n]), kept) : kept + x;
-      store(to + 16 * k, sum[k]);
+      const bool whole = kWhole || k + 1 < kVectors;
+      const vf x = whole ? load(grad + 16 * k) : load(grad + 16 * k, n), kept = keep_if(keep, sum[k]);
+      sum[k] = kScaled ? fma(x, set1(batch.scales[i]), kept) : kept + x;
+      put(to + 16 * k, sum[k], whole ? 16 : written);
     }
     before = slot;
   }
-  for (int64_t n = batch.length; n < coming; ++n)
-    for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k, 0, kFar);
-}
-
-template <bool kScaled>
-inline void stream_rest(const Batch& batch, int64_t c, int64_t columns, float* sums, int64_t stride) {
-  vf sum = set1(0.0f);
-  uint32_t before = 0;
-  for (int64_t n = 0; n < batch.length; ++n) {
-    const uint32_t slot = batch.slots[n];
-    const vf x = load(batch.grads[n] + c, columns), kept = keep_if(slot == before ? ~0u : 0u, sum);
-    sum = kScaled ? fma(x, set1(batch.scales[n]), kept) : kept + x;
-    store(sums + slot * stride + c, sum, columns);
-    before = slot;
-  }
+  for (int64_t i = batch.length; i < coming; ++i)
+    for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[i] + c + 16 * k, 0, kFar);
 }
 
 // Sum the gradients of each run into its slot: (count, dim) at `sums`.
 template <bool kScaled>
 void sum_batch_of(const Batch& batch, const Batch* next, int64_t dim, float* sums, int64_t stride) {
   int64_t c = 0;
-  for (; c + 64 <= dim; c += 64) stream<4, kScaled>(batch, next, c, sums, stride);
-  if (c + 32 <= dim) {
-    stream<2, kScaled>(batch, next, c, sums, stride);
-    c += 32;
+  for (; c + 64 <= dim; c += 64) stream<4, kScaled>(batch, next, c, 16, sums, stride);
+  const int64_t left = dim - c, n = (left + 15) % 16 + 1;
+  if (left == 16) {
+    stream<1, kScaled>(batch, next, c, n, sums, stride);
+  } else if (left == 32) {
+    stream<2, kScaled>(batch, next, c, n, sums, stride);
+  } else if (left > 48) {
+    stream<4, kScaled, false>(batch, next, c, n, sums, stride);
+  } else if (left > 32) {
+    stream<3, kScaled, false>(batch, next, c, n, sums, stride);
+  } else if (left > 16) {
+    stream<2, kScaled, false>(batch, next, c, n, sums, stride);
+  } else if (left > 0) {
+    stream<1, kScaled, false>(batch, next, c, n, sums, stride);
   }
-  if (c + 16 <= dim) {
-    stream<1, kScaled>(batch, next, c, sums, stride);
-    c += 16;
-  }
-  if (c < dim) stream_rest<kScaled>(batch, c, dim - c, sums, stride);
   for (int64_t b = 0; b < batch.number; ++b) {
     const Batch::Block& one = batch.blocks[b];
     float* sum = sums + one.slot * stride;

@@ -2,6 +2,7 @@
 // set. Nothing here depends on Python or torch.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

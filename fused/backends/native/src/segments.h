@@ -176,11 +176,11 @@ KEYEDOPT_INLINE inline void pool_bags(const Table& table, const Lookup& lookup, 
   }
 }
 
-// Pool bags of rows of 16 kVectors columns, or of fewer than 16. With the sum inside the loop a bag of two such rows
-// takes two thirds of the time.
+// Pool bags of rows of kVectors vectors; unless kWhole the last one is not full. With the sum inside the loop a bag of
+// two rows of 16 columns takes two thirds of the time.
 template <class W, int kVectors, bool kWhole>
 void look_up_strip(const Table& table, const Lookup& lookup, int64_t begin, int64_t end, Scratch& scratch) {
-  const int64_t n = kWhole ? 16 : table.dim;
+  const int64_t n = (table.dim + 15) % 16 + 1;
   pool_bags<W>(table, lookup, begin, end, [&](const Bag<W>& bag, int64_t count, float* out) KEYEDOPT_INLINE {
     if (count <= kBlock) {
       strip<kVectors, false, kWhole>(bag, nullptr, count, 0, n, out);
@@ -190,12 +190,24 @@ void look_up_strip(const Table& table, const Lookup& lookup, int64_t begin, int6
   });
 }
 
+constexpr int kStrips = 8;  // most vectors of a row that are summed at once
+
+template <class W>
+constexpr std::array<std::array<decltype(Kernels::look_up), kStrips>, 2> strips() {
+  return {{{look_up_strip<W, 1, false>, look_up_strip<W, 2, false>, look_up_strip<W, 3, false>,
+            look_up_strip<W, 4, false>, look_up_strip<W, 5, false>, look_up_strip<W, 6, false>,
+            look_up_strip<W, 7, false>, look_up_strip<W, 8, false>},
+           {look_up_strip<W, 1, true>, look_up_strip<W, 2, true>, look_up_strip<W, 3, false>,
+            look_up_strip<W, 4, true>, look_up_strip<W, 5, false>, look_up_strip<W, 6, false>,
+            look_up_strip<W, 7, false>, look_up_strip<W, 8, true>}}};
+}
+
 template <class W>
 void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t end, Scratch& scratch) {
-  if (!lookup.weights && table.dim < 16) return look_up_strip<W, 1, false>(table, lookup, begin, end, scratch);
-  if (!lookup.weights && table.dim == 16) return look_up_strip<W, 1, true>(table, lookup, begin, end, scratch);
-  if (!lookup.weights && table.dim == 32) return look_up_strip<W, 2, true>(table, lookup, begin, end, scratch);
-  if (!lookup.weights && table.dim == 64) return look_up_strip<W, 4, true>(table, lookup, begin, end, scratch);
+  constexpr auto look_up_strips = strips<W>();
+  const int64_t vectors = (table.dim + 15) / 16;
+  if (!lookup.weights && vectors <= kStrips)
+    return look_up_strips[table.dim % 16 == 0][vectors - 1](table, lookup, begin, end, scratch);
   pool_bags<W>(table, lookup, begin, end,
                [&](const Bag<W>& bag, int64_t count, float* out) { pool(bag, count, scratch, out); });
 }

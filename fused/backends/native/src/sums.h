@@ -4,14 +4,15 @@
 // A vector is two registers in AVX2; a call, which GCC may prefer, would pass both through memory.
 #define KEYEDOPT_INLINE __attribute__((always_inline))
 
-// Load sixteen columns from column c on, or the last n < 16, of each row; multiply by its scale if kScaled.
-template <class Pointer, bool kScaled, bool kWhole>
+// Load sixteen columns from column c on, or unless `whole` the last n, of each row; multiply by its scale if kScaled.
+template <class Pointer, bool kScaled>
 struct Column {
   Pointer* rows;
   const float* scale;
   int64_t c, n;
+  bool whole;  // a constant, once loops are unrolled
 
-  KEYEDOPT_INLINE vf at(int64_t i) const { return kWhole ? load(rows[i] + c) : load(rows[i] + c, n); }
+  KEYEDOPT_INLINE vf at(int64_t i) const { return whole ? load(rows[i] + c) : load(rows[i] + c, n); }
   KEYEDOPT_INLINE vf one(int64_t i) const { return kScaled ? at(i) * set1(scale[i]) : at(i); }
   KEYEDOPT_INLINE vf two(int64_t i) const {
     return kScaled ? fma(at(i + 1), set1(scale[i + 1]), one(i)) : one(i) + at(i + 1);
@@ -27,9 +28,9 @@ KEYEDOPT_INLINE inline void touch(const Rows& rows, int64_t i, int64_t c) {
   prefetch(rows.later(i) + c, 0, 16 * kVectors * static_cast<int64_t>(sizeof(rows[0][0])));
 }
 
-// Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Four rows are summed pairwise: the error
-// then grows with a quarter of the number of rows, and several loads overlap. Prefetches stand between the
-// sums, because a processor waits after a few of them.
+// Sum columns [c, c + 16 kVectors) of `count` rows; unless kWhole the last vector has n columns. Four rows are summed
+// pairwise: the error then grows with a quarter of the number of rows, and several loads overlap. Prefetches stand
+// between the sums, because a processor waits after a few of them.
 template <int kVectors, bool kScaled, bool kWhole = true, class Pointers>
 inline void strip(const Pointers& rows, const float* scale, int64_t count, int64_t c, int64_t n, float* out) {
   vf sum[kVectors];
@@ -40,8 +41,8 @@ inline void strip(const Pointers& rows, const float* scale, int64_t count, int64
     _Pragma("GCC unroll 8") for (int k = 0; k < kVectors; ++k) {                                        \
       _Pragma("GCC unroll 4") for (int r = number * k / kVectors; r < number * (k + 1) / kVectors; ++r) \
           touch<kVectors>(rows, i + r, c);                                                              \
-      const Column<decltype(&rows[0][0]), kScaled, kWhole> column{at, kScaled ? scale + i : scale,      \
-                                                                  c + 16 * k, n};                       \
+      const Column<decltype(&rows[0][0]), kScaled> column{at, kScaled ? scale + i : scale, c + 16 * k,  \
+                                                          n, kWhole || k + 1 < kVectors};               \
       sum[k] = sum[k] + column.terms(0);                                                                \
     }                                                                                                   \
     i += number;                                                                                        \
@@ -54,7 +55,7 @@ inline void strip(const Pointers& rows, const float* scale, int64_t count, int64
   while (i < count) KEYEDOPT_ADD(four, 4)
 #undef KEYEDOPT_ADD
 #pragma GCC unroll 8
-  for (int k = 0; k < kVectors; ++k) put(out + c + 16 * k, sum[k], kWhole ? 16 : n);
+  for (int k = 0; k < kVectors; ++k) put(out + c + 16 * k, sum[k], kWhole || k + 1 < kVectors ? 16 : n);
 }
 
 template <bool kScaled, class Pointers>
@@ -69,11 +70,11 @@ inline void block_of(const Pointers& rows, const float* scale, int64_t count, in
     strip<2, kScaled>(rows, scale, count, c, 16, out);
     c += 32;
   }
-  if (c + 16 <= dim) {
-    strip<1, kScaled>(rows, scale, count, c, 16, out);
-    c += 16;
+  if (c + 16 < dim) {
+    strip<2, kScaled, false>(rows, scale, count, c, dim - c - 16, out);
+  } else if (c < dim) {
+    strip<1, kScaled, false>(rows, scale, count, c, dim - c, out);
   }
-  if (c < dim) strip<1, kScaled, false>(rows, scale, count, c, dim - c, out);
 }
 
 // Sum 1 to kBlock rows, each times its scale unless `scale` is null. rows[i] is a pointer.

@@ -43,7 +43,7 @@ inline void store(bfloat* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), narrow_bfloat(x.b));
 }
 
-// The masks of the first n < 16 floats; nothing else is read or written.
+// The masks of the first n floats; nothing else is read or written.
 struct Mask {
   __m256i a, b;
 };
