@@ -257,3 +257,20 @@ def test_state_after_another_call(impl, name, chosen):
         fit(one, jagged(BAGS), steps=2, seed=7)
     for key, table in tables_of(module).items():
         expect_bits(table.detach(), tables_of(other)[key].detach(), f"table {key}")
+
+
+@pytest.mark.clause("INBW-054")
+@pytest.mark.plain_only("it counts groups")
+@pytest.mark.needs("EmbeddingBagCollection", "SGD")
+def test_groups_after_another_call(impl):
+    """Another call for all tables leaves no group without tables, so options of all groups can be set."""
+    module = collection(impl, "SGD")
+    if error_of(
+        lambda: apply_in_backward(impl, torch.optim.SGD, list(tables_of(module).values()), {"lr": 0.5})
+    ):
+        return
+    optimizer = module.fused_optimizer
+    empty = [group for group in optimizer.param_groups if not group["params"]]
+    expect_equal(empty, [], "groups without tables")
+    optimizer.update_hyper_parameters({"lr": 0.25})
+    expect_equal({float(group["lr"]) for group in optimizer.param_groups}, {0.25}, "rates of all groups")

@@ -1,5 +1,6 @@
 """Keyed optimizers: loading state in place, completely or not at all."""
 
+import numpy
 import pytest
 import torch
 
@@ -240,6 +241,21 @@ def test_numbers_interchange(impl, live, given):
     optimizer.load_state_dict({"state": {"p0": {"n": given, "deep": {"n": given}}}})
     saved = optimizer.state_dict()["state"]["p0"]
     expect_equal((saved["n"], saved["deep"]["n"]), (given, given), "the numbers")
+
+
+@pytest.mark.clause("KEYED-029")
+@pytest.mark.parametrize("given", [numpy.int64(5), numpy.float32(0.5), numpy.float64(0.25)], ids=repr)
+def test_scalars_of_numpy(impl, given):
+    """A scalar of NumPy is a number, in state and in groups."""
+    params = parameters(1)
+    optimizer = impl.KeyedOptimizer(
+        params, {params["p0"]: {"n": 2.0}}, [{"params": [params["p0"]], "lr": 1.5}]
+    )
+    optimizer.save_param_groups(True)
+    saved = {"state": {"p0": {"n": given}}, "param_groups": [{"params": ["p0"], "lr": given}]}
+    optimizer.load_state_dict(saved)
+    expect_equal(float(optimizer.state[params["p0"]]["n"]), float(given), "the number in the state")
+    expect_equal(float(next(iter(optimizer.param_groups))["lr"]), float(given), "the number in the group")
 
 
 @pytest.mark.clause("KEYED-030")

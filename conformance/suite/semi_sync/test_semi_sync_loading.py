@@ -8,12 +8,13 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import (
     expect,
+    expect_bits,
     expect_equal,
     expect_raises,
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.device import tensor, zeros
+from keyedopt.conformance.suite.support.device import full, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grads, sgd, train, warmup_stages
 from keyedopt.conformance.suite.support.replicas import (
     GLOBAL_COUNTER,
@@ -335,6 +336,22 @@ def test_hooks_of_its_optimizers(impl, which):
     optimizer.load_state_dict(given)
     loads = [call for call in calls if call != "save"]  # a load may read the current state
     expect_equal(loads, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
+
+
+@pytest.mark.clause("SEMI-038")
+@pytest.mark.parametrize("number", [0, 7])
+def test_state_under_a_number(impl, number):
+    """State of the local optimizer under a key that is a number is saved and loaded, too."""
+    made = []
+    for seed in (1, 2):
+        params = parameters()
+        state = {param: {number: full((3,), float(seed)), "m": zeros(3)} for param in params.values()}
+        local = impl.KeyedOptimizer(params, state, [{"params": list(params.values())}])
+        made.append((semisync(impl, params, local=local)[0], state))
+    (optimizer, state), (loaded, others) = made
+    loaded.load_state_dict(snapshot(optimizer.state_dict()))
+    for entry, other in zip(state.values(), others.values(), strict=True):
+        expect_bits(other[number], entry[number], f"state under {number}")
 
 
 @pytest.mark.clause("SEMI-038")

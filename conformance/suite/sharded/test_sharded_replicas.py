@@ -93,6 +93,20 @@ def test_a_step_without_lookups(impl: Any, algorithm: str) -> None:
 
 
 @pytest.mark.clause("SHARD-017")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+@on_each_rank
+def test_a_group_of_one_of_the_ranks(impl: Any) -> None:
+    """A module whose process group has only this rank trains as without a process group."""
+    groups = [torch.distributed.new_group([each]) for each in range(size())]
+    replica, single = collection(impl, process_group=groups[rank()]), collection(impl)
+    for batch in (BATCHES[rank()], BATCHES[0]):
+        for module in (replica, single):
+            loss_of(module(jagged(batch))).backward()
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        expect_close(seen, wanted, "table", ulps=64)
+
+
+@pytest.mark.clause("SHARD-017")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "apply_optimizer_in_backward")
 @on_each_rank
 def test_optimizers_that_were_set_in_another_order(impl: Any) -> None:
