@@ -165,7 +165,7 @@ class _InSituation(pytest.Function):
 
 
 def is_plain(item: pytest.Item, implementation: Implementation) -> bool:
-    """Return whether a case is in a situation that is none: on another backend of those that have none."""
+    """Return whether a case on another backend is the plain case again, because there is no other."""
     asked = os.environ.get(implementation.backend_variable) if implementation.backend_variable else None
     return item.stash.get(SITUATION, "") == "backend" and bool(asked or not implementation.other_backends)
 

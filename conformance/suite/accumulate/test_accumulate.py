@@ -398,11 +398,10 @@ def test_a_window_that_is_too_long(impl, kind, how):
     mine = fixed_table()
     optimizer = make_accumulating(impl, kind, [mine], 5)
     train_window(optimizer, mine, range(3))
-    if how == "set":
-        optimizer.param_groups[0]["accumulate_step"] = 2
-    else:
-        saved = optimizer.state_dict()
-        saved["param_groups"][0]["accumulate_step"] = 2
+    saved = snapshot(optimizer.state_dict())
+    for group in optimizer.param_groups if how == "set" else saved["param_groups"]:
+        group["accumulate_step"] = 2
+    if how == "loaded":
         optimizer = make_accumulating(impl, kind, [mine], 2)
         optimizer.load_state_dict(saved)
     before = snapshot(mine)
