@@ -1,6 +1,5 @@
 """Keyed optimizers: loading state in place, completely or not at all."""
 
-import numpy
 import pytest
 import torch
 
@@ -247,7 +246,7 @@ def test_numbers_interchange(impl, live, given):
 @pytest.mark.parametrize("kind", ["int64", "float32", "float64"])
 def test_scalars_of_numpy(impl, kind):
     """A scalar of NumPy is a number, in state and in groups."""
-    given, params = getattr(numpy, kind)(5), parameters(1)
+    given, params = torch.tensor(5, dtype=getattr(torch, kind)).numpy()[()], parameters(1)
     optimizer = impl.KeyedOptimizer(
         params, {params["p0"]: {"n": 2.0}}, [{"params": [params["p0"]], "lr": 1.5}]
     )
