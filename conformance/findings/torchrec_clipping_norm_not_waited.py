@@ -6,7 +6,7 @@ the tracked norm and what ``clip_grad_norm_`` returns are whatever the memory he
 accelerator: of tensors on a fake CUDA device, a copy that does not block is read by the next operator.
 
 Clauses: CLIP-043, CLIP-044, CLIP-046, CLIP-047, CLIP-050, CLIP-052, CLIP-053, CLIP-054, CLIP-056, CLIP-059,
-CLIP-064, CLIP-083, CLIP-086.
+CLIP-064, CLIP-083, CLIP-086, CLIP-088.
 """
 
 import functools
