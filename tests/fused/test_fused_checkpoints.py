@@ -263,3 +263,18 @@ def test_unfused_optimizers_go_on_along_the_same_trajectory(name, way):
     step(first, weights[0], range(20, 25))
     step(second, weights[1], range(20, 25))
     assert float((weights[0] - weights[1]).detach().abs().max()) <= 4e-6
+
+
+@pytest.mark.parametrize("library", [reference, fused])
+def test_entries_of_a_wrapper_stay_out_of_the_wrapped_optimizer(library):
+    class Counting(library.OptimizerWrapper):
+        def __init__(self, optimizer):
+            super().__init__(optimizer)
+            self.params["counter"] = counter = torch.zeros(1)
+            self.state[counter] = {"count": torch.ones(1)}
+
+    weights = {"w": torch.nn.Parameter(torch.ones(2))}
+    inner = library.KeyedOptimizerWrapper(weights, lambda params: torch.optim.SGD(params, lr=0.1))
+    outer = Counting(inner)
+    assert ([*outer.params], [*inner.params]) == (["w", "counter"], ["w"])
+    assert ([*outer.state_dict()["state"]], [*inner.state_dict()["state"]]) == (["counter"], [])

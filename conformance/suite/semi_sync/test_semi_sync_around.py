@@ -69,6 +69,28 @@ def test_grad_scaler(impl, unscale):
 
 
 @pytest.mark.clause("SEMI-031")
+def test_grad_scaler_and_a_later_group(impl):
+    """A GradScaler unscales the gradient of a parameter once that only a later group shares, or raises."""
+    params, others = parameters(2), parameters(2)
+    local = impl.KeyedOptimizerWrapper(
+        params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
+    )
+    optimizer = semisync(impl, params, local=local, outer_params={"p1": params["p1"]})[0]
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
+    scaler.scale(sum((param * arange(3.0)).sum() for param in params.values())).backward()
+    before = values(params)
+    try:
+        scaler.step(optimizer)
+    except Exception:
+        expect_unchanged(before, values(params), "parameters after an error")
+        return
+    for param in others.values():
+        param.grad = arange(3.0)
+    sgd(impl, others).step()
+    expect_unchanged(values(others), values(params), "parameters")
+
+
+@pytest.mark.clause("SEMI-031")
 def test_grad_scaler_with_infinite_gradients(impl):
     """With an infinite gradient a GradScaler skips the step, which is not counted."""
     params = parameters()
