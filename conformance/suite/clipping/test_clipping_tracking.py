@@ -58,7 +58,8 @@ def test_norm_of_tiny_gradients(impl: Any, precision: str, norm_type: float) -> 
     optimizer, _ = clipping(impl, params, "NORM", 1.0, norm_type=norm_type)
     norm = float(optimizer.compute_total_grad_norm()[0]) / size
     wanted = p_norm([3.0, -4.0, 12.0], norm_type)
-    expect(abs(norm - wanted) <= 1e-5 * wanted, f"a norm of {wanted} times 2^{math.log2(size):.0f}", norm)
+    # Four powers, three sums, a root and the norm itself are rounded in at least float32: 16 units of 2^-23.
+    expect(abs(norm - wanted) <= 2.0**-19 * wanted, f"a norm of {wanted} times 2^{math.log2(size):.0f}", norm)
 
 
 @pytest.mark.clause("CLIP-045")

@@ -57,6 +57,20 @@ def expect_same_on_all_ranks(module: torch.nn.Module) -> None:
             expect_bits(seen, wanted, "table or state of each rank")
 
 
+def expect_as_in_one_process(replica: torch.nn.Module, single: torch.nn.Module) -> None:
+    """Expect tables and states as those of a module that has trained with the batches of all ranks.
+
+    In at most three steps, sums of at most 4 lookups of each of 4 ranks are rounded in another order: 16
+    roundings of half a unit in each step, and as many in what is computed of them.
+    """
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        unit = torch.finfo(torch.promote_types(seen.dtype, torch.float32)).eps
+        error = (
+            float((seen.double() - wanted.double()).abs().max()) / max(1.0, float(wanted.abs().max())) / unit
+        )
+        expect(error <= 48, "a table or state within 48 units in the last place of one process", error)
+
+
 @pytest.mark.clause("SHARD-017")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "{algorithm}")
 @pytest.mark.parametrize("algorithm", FUSED_OPTIMIZERS)
@@ -72,9 +86,7 @@ def test_replicated_tables(impl: Any, algorithm: str) -> None:
         loss_of(outputs).backward()
         (loss_of(single(jagged(merged))) / size()).backward()
     expect_same_on_all_ranks(replica)
-    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
-        error = float((seen.double() - wanted.double()).abs().max())
-        expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
+    expect_as_in_one_process(replica, single)
 
 
 @pytest.mark.clause("SHARD-017")
@@ -87,9 +99,7 @@ def test_a_step_without_lookups(impl: Any, algorithm: str) -> None:
     for batch in (BATCHES[0], BATCHES[3], BATCHES[0]):
         for module in (replica, single):
             loss_of(module(jagged(batch))).backward()
-    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
-        error = float((seen.double() - wanted.double()).abs().max())
-        expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
+    expect_as_in_one_process(replica, single)
 
 
 @pytest.mark.clause("SHARD-017")
@@ -102,8 +112,7 @@ def test_a_group_of_one_of_the_ranks(impl: Any) -> None:
     for batch in (BATCHES[rank()], BATCHES[0]):
         for module in (replica, single):
             loss_of(module(jagged(batch))).backward()
-    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
-        expect_close(seen, wanted, "table", ulps=64)
+    expect_as_in_one_process(replica, single)
 
 
 @pytest.mark.clause("SHARD-017")
@@ -120,8 +129,7 @@ def test_optimizers_that_were_set_in_another_order(impl: Any) -> None:
             apply_in_backward(impl, torch.optim.SGD, [tables[name]], {"lr": rate})
         for _ in range(2):
             loss_of(module(jagged({name: BATCHES[0][name] for name in "fg"}))).backward()
-    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
-        expect_close(seen, wanted, "table", ulps=64)
+    expect_as_in_one_process(replica, single)
 
 
 @pytest.mark.clause("SHARD-017")
@@ -136,9 +144,7 @@ def test_mean_of_ranks_that_reach_other_tables(impl: Any) -> None:
         outputs = single(jagged(BATCHES[0]))
         losses = [loss_of({"": outputs[name]}) for name in chosen]
         torch.stack(losses).mean().backward()
-    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
-        # Two steps sum at most 2 lookups on each of 4 ranks, in another order, and round each of them.
-        expect_close(seen, wanted, "table", ulps=64)
+    expect_as_in_one_process(replica, single)
 
 
 @pytest.mark.clause("SHARD-018")

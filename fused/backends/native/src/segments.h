@@ -204,7 +204,7 @@ constexpr std::array<std::array<decltype(Kernels::look_up), kStrips>, 2> strips(
 
 template <class W>
 void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t end, Scratch& scratch) {
-  constexpr auto look_up_strips = strips<W>();
+  static constexpr auto look_up_strips = strips<W>();
   const int64_t vectors = (table.dim + 15) / 16;
   if (!lookup.weights && vectors <= kStrips)
     return look_up_strips[table.dim % 16 == 0][vectors - 1](table, lookup, begin, end, scratch);
