@@ -24,6 +24,8 @@ from keyedopt.conformance.targets.implementation import Implementation
 SITUATION = pytest.StashKey[str]()
 #: The clauses of a case in a situation, which are not always those of the plain case.
 CLAUSES = pytest.StashKey[tuple[str, ...]]()
+#: What a function of cases is given for which it runs on another backend once each.
+_ON_ANOTHER = ("dtype", "algorithm", "optimizer", "variant", "option", "options", "made")
 #: The dtypes of cases that run in situations: few targets have others.
 _DTYPES = (None, "float32", "float64")
 
@@ -92,21 +94,22 @@ def _chosen(functions: Sequence[Sequence[Any]], clause: spec.Clause) -> Iterator
 def varied(items: Sequence[pytest.Item], wanted: Callable[[spec.Clause], bool]) -> list[pytest.Item]:
     """Return the cases, each followed by itself in the situations that were chosen for it.
 
-    Each function of a clause that names the dimension "backend" runs on another backend once for each dtype:
-    a backend is an implementation of its own. `is_plain` says where there is no other.
+    Each function of a clause that names the dimension "backend" runs on another backend once for each dtype,
+    algorithm and option: a backend is an implementation of its own. `is_plain` says where there is no other.
 
     Args:
         items: the cases of the suite, and perhaps other tests.
         wanted: whether the cases of a clause are run.
     """
     of_clause: dict[str, dict[Any, list[pytest.Item]]] = {}
-    on_another: dict[tuple[str, Any, Any], list[pytest.Item]] = {}
+    on_another: dict[tuple[str, Any, str], list[pytest.Item]] = {}
     for item in items:
         given = item.callspec.params if hasattr(item, "callspec") else {}
         dtype, other = given.get("dtype"), given.get("algorithm") == OTHER  # whose parameters may be coupled
         for clause in clauses_of(item):
             if clause in spec.clauses() and "backend" in spec.clauses()[clause].varies:
-                on_another.setdefault((clause, getattr(item, "obj", None), dtype), []).append(item)
+                kind = str([given.get(name) for name in _ON_ANOTHER])
+                on_another.setdefault((clause, getattr(item, "obj", None), kind), []).append(item)
         if dtype in _DTYPES and not other and not item.get_closest_marker("plain_only"):
             for clause in clauses_of(item):
                 of_clause.setdefault(clause, {}).setdefault(getattr(item, "obj", None), []).append(item)

@@ -309,6 +309,24 @@ def test_nonzero_rows_of_an_empty_gradient_are_none(library):
 
 
 @pytest.mark.parametrize("library", [reference, fused])
+def test_an_empty_gradient_counts_as_a_step_of_sparse_adam_as_in_torch(library):
+    params = [torch.nn.Parameter(torch.ones(3, 2)) for _ in range(2)]
+    optimizers = [
+        kind([one], lr=0.1)
+        for kind, one in zip((library.SparseAdam, torch.optim.SparseAdam), params, strict=True)
+    ]
+    for rows in ([], [1]):
+        for param, optimizer in zip(params, optimizers, strict=True):
+            listed = torch.tensor([rows], dtype=torch.int64)
+            param.grad = torch.sparse_coo_tensor(
+                listed, torch.ones(len(rows), 2), (3, 2), check_invariants=False
+            )
+            optimizer.step()
+    torch.testing.assert_close(*params)
+    assert not torch.equal(params[0].detach(), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("library", [reference, fused])
 def test_nothing_listed_in_no_dimension_changes_nothing(library):
     param = torch.nn.Parameter(torch.ones(3))
     optimizer = library.SparseAdam([param], lr=0.1)

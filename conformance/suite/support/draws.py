@@ -52,7 +52,8 @@ def measure_trajectory(
 
     A median is taken over all draws, of the worst error of each draw after the steps for which `made`
     contains exact values. There is only the golden draw and no median in float64, which is the oracle of the
-    other draws, if the target has no float64, and in variants with norms of whole tables.
+    other draws, if the formula is judged, if the target has no float64, and in variants with norms of whole
+    tables.
 
     Args:
         measuring: receives the errors.
@@ -63,7 +64,8 @@ def measure_trajectory(
         oracle: whether the target has float64.
     """
     kind = getattr(torch, dtype)
-    one_draw = kind is torch.float64 or not oracle or "per_tensor" in made.get("variant", "")
+    per_tensor = "per_tensor" in made.get("variant", "")
+    one_draw = kind is torch.float64 or beta2 is not None or not oracle or per_tensor
     draws = 1 if one_draw else DRAWS
     weight, steps = drawn(made, kind, draws)
     exact = [_flat({"weight": weight})]
