@@ -148,6 +148,28 @@ def test_a_beta_of_a_group_is_kept(impl, given):
         expect_bits(tables_of(module)[name].detach(), tables_of(other)[name].detach(), f"table {name}")
 
 
+@pytest.mark.clause("FUSED-098")
+@pytest.mark.needs("EmbeddingBagCollection", "KeyedOptimizer")
+def test_a_tensor_rate_is_filled(impl):
+    """update_hyper_parameters writes the rate into a learning rate that is a tensor, or raises an error."""
+    rate = torch.tensor(0.5)
+    try:
+        module = collection(impl, options={"lr": rate})
+        module.fused_optimizer.update_hyper_parameters({"lr": 0.25})
+    except REFUSALS:
+        return
+    groups = module.fused_optimizer.param_groups
+    for group in groups:
+        expect_equal(float(group["lr"]), 0.25, "the learning rate of a group")
+        expect(isinstance(group["lr"], torch.Tensor), "a learning rate that is still a tensor", group["lr"])
+        group["lr"].fill_(0.125)  # as a scheduler does
+    other = collection(impl, options={"lr": 0.125})
+    for each in (module, other):
+        fit(each, jagged(BAGS))
+    for name in ("t", "u"):
+        expect_bits(tables_of(module)[name].detach(), tables_of(other)[name].detach(), f"table {name}")
+
+
 @pytest.mark.clause("FUSED-097")
 @pytest.mark.needs("EmbeddingBagCollection", "Adam", "apply_optimizer_in_backward")
 @pytest.mark.parametrize("count", [0, 9])

@@ -204,6 +204,18 @@ def test_errors_name_the_feature_among_others(impl, feature, which):
 
 @pytest.mark.clause("FUSED-025")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.needs("EmbeddingBagCollection.shared_features")
+@pytest.mark.parametrize("sizes", [(6, 5), (5, 6)], ids=str)
+def test_errors_name_a_feature_of_two_tables(impl, sizes):
+    """A row that only one of a feature's tables has is a ValueError that names the feature."""
+    tables = [(name, rows, 4, ("f",)) for name, rows in zip("tu", sizes, strict=True)]
+    module = collection(impl, tables=tables)
+    bad, good = (jagged({"f": [[row]]}) for row in (5, 4))
+    expect_lookup_error(module, bad, good, ValueError, mentions=["'f'"], expected="ValueError that names f")
+
+
+@pytest.mark.clause("FUSED-025")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 @pytest.mark.parametrize("which", SPOILED)
 def test_errors_name_the_feature(impl, which):
     """The error for invalid features is a ValueError that names the feature and its invalid part."""

@@ -191,3 +191,19 @@ def test_a_clashing_group_is_refused(impl, clash):
     )
     expect_equal(len(optimizer.param_groups), 1, "number of groups")
     expect_equal(sorted(optimizer.params), ["p0", "p1"], "keys of the parameters")
+
+
+@pytest.mark.clause("KEYED-087")
+@pytest.mark.parametrize("named", [False, True], ids=["bare", "named"])
+def test_a_parameter_of_another_group_is_refused(impl, named):
+    """A KeyedOptimizer refuses a group with a parameter that is in a group already, with and without key."""
+    params = parameters(2)
+    optimizer = impl.KeyedOptimizer(params, {}, [{"params": list(params.values()), "lr": 0.1}])
+    given = [("p0", params["p0"])] if named else [params["p0"]]
+    expect_raises(
+        lambda: optimizer.add_param_group({"params": given, "lr": 0.01}),
+        Exception,
+        expected="an error for a parameter of another group",
+    )
+    expect_equal(len(optimizer.param_groups), 1, "number of groups")
+    expect_equal(sorted(optimizer.params), ["p0", "p1"], "keys of the parameters")
