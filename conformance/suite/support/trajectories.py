@@ -48,11 +48,9 @@ def formula(impl: Any, algorithm: str, made: Any) -> None:
     for dtype in dict.fromkeys((best, "float32")):
         if dtype not in impl.dtypes:
             continue
-        if dtype != best:
-            made = {**made, "steps": made["steps"][:8]}  # later, roundings hide more
         how = (dtype, corrected_beta(algorithm, made))
         try:
-            follow_trajectory(impl, algorithm, made, *how)
+            follow_trajectory(impl, algorithm, made, *how, steps=None if dtype == best else 8)
         except Mismatch as error:
             with contextlib.suppress(ImportError):  # a script that repeats the case has no other trajectories
                 from keyedopt.conformance.suite.support.variants import hint
@@ -69,16 +67,17 @@ def corrected_beta(algorithm: str, made: Any) -> float:
 
 
 def follow_trajectory(
-    impl: Any, algorithm: str, made: Any, dtype: str, beta2: float | None = None
+    impl: Any, algorithm: str, made: Any, dtype: str, beta2: float | None = None, steps: int | None = None
 ) -> dict[str, Any]:
     """Train along a trajectory in the variant that the target documents, and return the errors.
 
-    Every known tensor is expected within its budget; see `measure_golden`.
+    Every known tensor is expected within its budget; see `measure_golden`. `steps` says how many steps to
+    take; None takes all.
     """
     need_dtype(impl, algorithm, dtype)
     held = held_options(impl.adapter, algorithm)
     made = in_variant(made, variant_of(impl, algorithm), dtype, beta2 is not None, held)
-    return train_along(impl, algorithm, made, dtype, beta2)
+    return train_along(impl, algorithm, {**made, "steps": made["steps"][:steps]}, dtype, beta2)
 
 
 def in_variant(
