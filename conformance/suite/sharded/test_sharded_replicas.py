@@ -71,6 +71,15 @@ def expect_as_in_one_process(replica: torch.nn.Module, single: torch.nn.Module) 
         expect(error <= 48, "a table or state within 48 units in the last place of one process", error)
 
 
+def expect_tables_of_sgd(replica: torch.nn.Module, single: torch.nn.Module) -> None:
+    """Expect each element of tables of SGD within 64 ULP of that of one process.
+
+    Two steps sum at most 4 lookups of each of 4 ranks in another order, and round each of them.
+    """
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        expect_close(seen, wanted, "table", ulps=64)
+
+
 @pytest.mark.clause("SHARD-017")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "{algorithm}")
 @pytest.mark.parametrize("algorithm", FUSED_OPTIMIZERS)
@@ -112,7 +121,7 @@ def test_a_group_of_one_of_the_ranks(impl: Any) -> None:
     for batch in (BATCHES[rank()], BATCHES[0]):
         for module in (replica, single):
             loss_of(module(jagged(batch))).backward()
-    expect_as_in_one_process(replica, single)
+    expect_tables_of_sgd(replica, single)
 
 
 @pytest.mark.clause("SHARD-017")
@@ -129,7 +138,7 @@ def test_optimizers_that_were_set_in_another_order(impl: Any) -> None:
             apply_in_backward(impl, torch.optim.SGD, [tables[name]], {"lr": rate})
         for _ in range(2):
             loss_of(module(jagged({name: BATCHES[0][name] for name in "fg"}))).backward()
-    expect_as_in_one_process(replica, single)
+    expect_tables_of_sgd(replica, single)
 
 
 @pytest.mark.clause("SHARD-017")
@@ -144,7 +153,7 @@ def test_mean_of_ranks_that_reach_other_tables(impl: Any) -> None:
         outputs = single(jagged(BATCHES[0]))
         losses = [loss_of({"": outputs[name]}) for name in chosen]
         torch.stack(losses).mean().backward()
-    expect_as_in_one_process(replica, single)
+    expect_tables_of_sgd(replica, single)
 
 
 @pytest.mark.clause("SHARD-018")
