@@ -220,6 +220,10 @@ def test_an_added_group_is_trained_or_refused(impl, keys):
         expect_equal((len(list(combined.param_groups)), set(combined.params)), before, "groups and keys")
         return
     expect_equal(set(combined.params), before[1] | set(keys), "keys of params")
+    rates = [
+        group["lr"] for group in combined.param_groups if any(late[keys[0]] is one for one in group["params"])
+    ]
+    expect_equal(rates, [0.5], "learning rate of the added group")
     train(combined, [*params, *late.values()], 1)
     for (key, param), value in zip(late.items(), values, strict=True):
         expect(not torch.equal(param, value), f"{key} trained", param.tolist())

@@ -246,3 +246,26 @@ def test_init_state(impl):
         tables_of(other)["u"].detach()[[1, 2, 4]],
         "rows without lookups",
     )
+
+
+@pytest.mark.clause("FUSED-109")
+@pytest.mark.needs("{kind}", "{kind}.without_optimizer")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("how", ["parameter", "assign"])
+def test_replaced_tables_without_optimizer(impl, kind, how):
+    """The lookup after the last table was replaced reads the new one and gives it a gradient."""
+    module = collection(impl, None, kind=kind)
+    outputs = module(jagged(BAGS))["h"].detach()
+    replaced = tables_of(module)["u"]
+    name = next(name for name, weight in module.named_parameters() if weight is replaced)
+    weight = torch.nn.Parameter(2.0 * replaced.detach())
+    if how == "assign":
+        module.load_state_dict({**module.state_dict(), name: weight}, assign=True)
+    else:
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, weight)
+    found = module(jagged(BAGS))["h"]
+    expect_bits(found.detach(), 2.0 * outputs, "the outputs of a table of twice the values")
+    found.sum().backward()
+    expect(tables_of(module)["u"].grad is not None, "a gradient of the new table", None)
+    expect(replaced.grad is None, "no gradient of the old table", replaced.grad)

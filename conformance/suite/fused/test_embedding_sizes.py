@@ -304,6 +304,23 @@ def test_initial_values(impl, bounds):
     expect(not same_bits(tables["t"], tables["u"]), "other values in each table", "the same ones")
 
 
+@pytest.mark.clause("FUSED-090")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.initial_values", "SGD")
+@pytest.mark.parametrize("bound", [0.0, -0.25])
+def test_initial_values_with_equal_bounds(impl, bound):
+    """Equal bounds are the value of every element."""
+    config = impl.EmbeddingBagConfig(
+        num_embeddings=4,
+        embedding_dim=2,
+        name="t",
+        feature_names=["t"],
+        weight_init_min=bound,
+        weight_init_max=bound,
+    )
+    module = impl.EmbeddingBagCollection([config], *unwrapped(impl.SGD, {"lr": 0.125}), device=the_device())
+    expect_bits(tables_of(module)["t"].detach(), full((4, 2), bound), "the table")
+
+
 @pytest.mark.clause("FUSED-091")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.converted_tables", "SGD")
 def test_converted_module(impl, dtype):

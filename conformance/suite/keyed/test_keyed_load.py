@@ -132,6 +132,19 @@ def test_parameters_with_and_without_state(impl):
     expect_bits(moment, torch.full((3,), 2.0), "the state of the last parameter")
 
 
+@pytest.mark.clause("KEYED-022")
+@pytest.mark.needs("KeyedOptimizerWrapper", "SGD")
+def test_a_checkpoint_of_sgd_before_its_first_step(impl):
+    """What SGD without momentum, which has no state, saves after steps is loaded before the first step."""
+    params = parameters(2)
+    old, new = (impl.KeyedOptimizerWrapper(params, lambda given: impl.SGD(given, lr=0.1)) for _ in range(2))
+    train(old, params, 2)
+    if any(old.state.values()):  # this SGD has state
+        new.init_state()
+    new.load_state_dict(snapshot(old.state_dict()))
+    expect_unchanged(snapshot(old.state_dict()), new.state_dict(), "what is saved then")
+
+
 @pytest.mark.clause("KEYED-025")
 @pytest.mark.parametrize(("live", "given"), [([2, 3], [1]), ([2, 3], [3]), ([2, 3], [1, 3]), ([3], [])])
 def test_loading_never_broadcasts(impl, live, given):

@@ -102,6 +102,25 @@ def test_saved_groups_are_copies(impl):
     expect_equal(len(groups[0]["params"]), 1, "number of live parameters")
 
 
+@pytest.mark.clause("KEYED-125")
+def test_saved_entries_are_copies(impl):
+    """A saved entry can be edited, as when its keys are renamed, and the optimizer keeps its own."""
+    params = parameters(2)
+    optimizer = adam(impl, params)
+    train(optimizer, params, 1)
+    before = [sorted(entry) for entry in optimizer.state.values()]
+    saved = optimizer.state_dict()["state"]
+    for entry in saved.values():
+        entry["first_moment"] = entry.pop("exp_avg")
+    del saved["p0"]
+    seen = [sorted(entry) for entry in optimizer.state.values()]
+    expect_equal(seen, before, "names of the live state")
+    nested = {params["p0"]: {"outer": {"inner": {"a": ones(2)}}}}
+    optimizer = impl.KeyedOptimizer(params, nested, [])
+    optimizer.state_dict()["state"]["p0"]["outer"]["inner"].clear()
+    expect_equal(list(nested[params["p0"]]["outer"]["inner"]), ["a"], "names in a nested mapping")
+
+
 @pytest.mark.clause("KEYED-016")
 def test_stateful_objects_appear_as_their_state(impl):
     """A stateful object appears as its own state dict, also when nested."""

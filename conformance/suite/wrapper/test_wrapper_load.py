@@ -279,6 +279,7 @@ def test_a_group_is_added_through_a_wrapper(impl, depth):
         wrapper.add_param_group({"params": [("r", late)], "lr": 0.5})
     expect_equal(list(wrapper.params), ["p", "q", "r"], "keys of params")
     expect_equal(len(list(wrapper.param_groups)), 2, "number of groups")
+    expect_equal(list(wrapper.param_groups)[1]["lr"], 0.5, "learning rate of the added group")
     train(wrapper, [*params, late], 1)
     expect(not torch.equal(late, value), "a parameter that is trained", late.tolist())
     expect_equal(set(wrapper.state_dict()["state"]), {"p", "q", "r"}, "keys of the saved state")
