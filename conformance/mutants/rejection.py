@@ -1,7 +1,8 @@
 """``keyedopt mutants [AREA | NAME]... [--base BASE]``: does the suite reject every mutant?
 
 All mutants are planted first. Then a process collects the cases once, and forks a process for each mutant.
-Each base is run without a fault too: a clause that fails on the base itself does not reject its mutants.
+The cases that failed on mutants run on each base without a fault, too: a clause that fails on the base itself
+does not reject its mutants.
 """
 
 import contextlib
@@ -57,11 +58,14 @@ class _Forks:
         report: Report,
         scratch: Path,
     ) -> None:
-        self._waiting = list(reversed(planted))
+        faults = [one for one in planted if one[0].changes]
+        bases = [one for one in planted if not one[0].changes]  # last, with the cases that failed on faults
+        self._waiting = [*bases, *reversed(faults)]
         self._everything = everything
         self._report = report
         self._scratch = scratch
         self._seconds: dict[str, float] = {}
+        self._failed: dict[str, set[str]] = {}  # the cases that failed on the mutants of a base
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -71,7 +75,10 @@ class _Forks:
         cases = _by_clause(session.items)
         while self._waiting or running:
             while self._waiting and len(running) < len(os.sched_getaffinity(0)):
-                mutant, code = self._waiting.pop()
+                mutant, code = self._waiting[-1]
+                if not mutant.changes and any(other.changes for other, *_ in running.values()):
+                    break  # a base waits for its mutants
+                self._waiting.pop()
                 folder = self._scratch / mutant.name
                 folder.mkdir()
                 session.items[:] = self._needed(mutant, cases)
@@ -84,7 +91,9 @@ class _Forks:
                 assert isinstance(sentinel, int)
                 mutant, folder, process = running.pop(sentinel)
                 process.join()
-                self._report(mutant, self._rejecting(folder, process))
+                failed = self._failing(folder, process)
+                self._failed.setdefault(_base_name(mutant), set()).update(case["case"] for case in failed)
+                self._report(mutant, {clause for case in failed for clause in case["clauses"]})
         return True
 
     def _needed(self, mutant: Mutant, cases: Mapping[str, Sequence[pytest.Item]]) -> list[pytest.Item]:
@@ -94,6 +103,9 @@ class _Forks:
         """
         clauses = cases if self._everything else judges(mutant)
         chosen = {case_name(item): item for clause in clauses for item in cases.get(clause, ())}
+        if not mutant.changes:
+            failed = self._failed.get(_base_name(mutant), ())
+            chosen = {name: item for name, item in chosen.items() if name in failed}
         fast_first = sorted(chosen, key=lambda name: self._seconds.get(name, 0.0))
         return sorted((chosen[name] for name in fast_first), key=lambda item: turn(item) > 0)
 
@@ -119,15 +131,14 @@ class _Forks:
         engine.pytest_runtestloop(session)
         os._exit(0)
 
-    def _rejecting(self, folder: Path, process: ForkProcess) -> set[str]:
-        """Return the clauses that failed in a process that has ended, and note the times of its cases."""
+    def _failing(self, folder: Path, process: ForkProcess) -> list[dict[str, Any]]:
+        """Return the cases that failed in a process that has ended, and note the times of its cases."""
         pid = process.pid or 0
         reader = protocol.Reader(protocol.file_messages(folder, pid), folder / f"stack-{pid}")
         records = reader.new(last=True)
         crash = reader.crash(f"crash: exit status {process.exitcode}")
         self._seconds |= {record["case"]: record["seconds"] for record in records}
-        found = [*records, *filter(None, [crash])]
-        return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}
+        return [case for case in (*records, *filter(None, [crash])) if case["outcome"] in FAILING]
 
 
 def judges(mutant: Mutant) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The tool that checks mutants: it credits the clauses that reject one, and shows the survivors."""
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -75,6 +76,25 @@ def test_a_clause_that_fails_without_a_fault_rejects_no_mutant(monkeypatch, caps
         "torch without a fault": ("CLIP-001",),
         "one": ("CLIP-001",),
         "bad": ("CLIP-004",),
+    }
+
+
+#: A change of torch without effect, and a clause that torch does not meet.
+KNOWN = """\
+import dataclasses
+from keyedopt.conformance import mutants
+from keyedopt.conformance.mutants import Change, rejection
+change = Change("optim/radam.py", "loss = closure()", "loss = closure() or None", "RAdam.step")
+harmless = mutants.Mutant("harmless", "algorithms", ("ALGO-033",), (change,), base="torch")
+print(rejection.survivors([harmless]))
+"""
+
+
+def test_the_cases_that_fail_on_a_mutant_run_on_its_base():
+    done = subprocess.run([sys.executable, "-c", KNOWN], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout.splitlines()[-1]) == {
+        "torch without a fault": ("ALGO-033",),
+        "harmless": ("ALGO-033",),
     }
 
 
