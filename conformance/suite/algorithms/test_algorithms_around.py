@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.optim.optimizer as torch_hooks
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
@@ -131,6 +132,26 @@ def test_gradients_of_a_pre_hook(impl, algorithm):
         for key, value, hooked in zip(plain, values(plain), seen[-1], strict=True):
             expect_bits(params[key].detach(), value, f"weight {key}")
             expect_bits(hooked, value, f"weight {key} in the post-hook")
+
+
+@pytest.mark.clause("ALGO-117")
+@pytest.mark.needs("{algorithm}")
+@any_optimizer
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_hooks_of_all_optimizers(impl, when, algorithm):
+    """A hook for the steps of all optimizers runs once in each step, with and without hooks of its own."""
+    params, seen = tables(), []
+    optimizer = make_algorithm(impl, algorithm, list(params.values()))
+    register = getattr(torch_hooks, f"register_optimizer_step_{when}_hook")
+    handle = register(lambda stepped, *_: seen.append(stepped is optimizer))
+    try:
+        train(optimizer, params, 1)
+        getattr(optimizer, f"register_step_{when}_hook")(lambda *_: None)
+        train(optimizer, params, 1)
+    finally:
+        handle.remove()
+    train(optimizer, params, 1)
+    expect_equal(sum(seen), 2, "calls with the optimizer in two steps, and none after the removal")
 
 
 @pytest.mark.clause("ALGO-052")

@@ -14,11 +14,13 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_close,
     expect_equal,
     expect_unchanged,
+    outcome,
     snapshot,
 )
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
+    ONE_TABLE,
     TABLES,
     collection,
     jagged,
@@ -68,6 +70,24 @@ def expect_same(
         weighted_backward(wanted, names, step)
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
+
+
+@pytest.mark.clause("FUSED-095", "FUSED-027")
+@pytest.mark.needs("{kind}", KEYED_JAGGED)
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("tables", [TABLES, ONE_TABLE], ids=["several tables", "one table"])
+def test_evaluation(impl, tables, kind):
+    """In evaluation the outputs, and what a backward pass through them does, are those of a mapping."""
+    found = []
+    for form in ("keyed jagged", "mapping"):
+        module = collection(impl, kind=kind, tables=tables).eval()
+        given = batches()[0]
+        outputs = module(keyed_jagged_tensor(given) if form == "keyed jagged" else given)
+        rows = outputs["f"] if isinstance(outputs["f"], torch.Tensor) else outputs["f"].values()
+        found.append((rows.detach(), outcome(rows.sum().backward), snapshot(tables_of(module))))
+    expect_bits(found[0][0], found[1][0], "the output")
+    expect_equal(found[0][1], found[1][1], "outcome of a backward pass")
+    expect_unchanged(found[1][2], found[0][2], "the tables after it")
 
 
 @pytest.mark.clause("FUSED-095")
