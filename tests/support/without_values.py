@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+from keyedopt.conformance.run import engine, variation
 from keyedopt.conformance.targets import builtin, devices
 
 #: The reference, on ``meta`` only.
 IMPLEMENTATION = replace(builtin.reference, devices=("meta",))
 
 devices._computes = lambda device, dtype: True
+# A case in a situation needs the values that the case alone needs.
+engine.is_plain = lambda item, implementation: variation.SITUATION in item.stash
