@@ -1,5 +1,6 @@
 """The two sets of tests: a sample moves and can be repeated; the parts of the long loops make the whole."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,19 @@ def test_the_everyday_set_has_a_sample_of_the_long_loops():
     assert everyday == select(ITEMS, Sample("a"), None) != select(ITEMS, Sample("b"), None)
 
 
-def test_ci_runs_one_of_these_parts():
+def test_three_numbers_of_commits_run_all_parts():
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert f"part=$((commits % {PARTS + 1} + 1))" in text
     assert f"part <= {PARTS}" in text
     assert f"Part $part of {PARTS} of" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("for n in "))
+    for commits in range(PARTS + 1):
+        found = [
+            subprocess.check_output(
+                ["bash", "-c", f"commits={commits + n} parts=(); {line}; echo ${{parts[*]}}"]
+            )
+            for n in range(3)
+        ]
+        assert {int(part) for parts in found for part in parts.split()} == {*range(1, PARTS + 2)}
 
 
 def test_the_complete_set_has_everything():

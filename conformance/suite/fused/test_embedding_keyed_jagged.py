@@ -72,7 +72,7 @@ def expect_same(
         expect_near(tables_of(module)[name], table, f"table {name}")
 
 
-@pytest.mark.clause("FUSED-095", "FUSED-027")
+@pytest.mark.clause("FUSED-095")
 @pytest.mark.needs("{kind}", KEYED_JAGGED)
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 @pytest.mark.parametrize("tables", [TABLES, ONE_TABLE], ids=["several tables", "one table"])
