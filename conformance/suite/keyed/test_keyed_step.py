@@ -216,13 +216,14 @@ def test_state_that_comes_after_the_first_step_is_an_error(impl, nested):
     optimizer = impl.KeyedOptimizerWrapper(params, functools.partial(Growing, nested=nested))
     set_grads(params)
     optimizer.step()
-    expect_raises(
-        optimizer.step,
-        RuntimeError,
-        ValueError,
-        mentions=["p0"],
-        expected="an error in the step that adds state: what was saved before it will not load",
-    )
+    for when in ("in the step that adds state", "in the next step, if the first error was caught"):
+        expect_raises(
+            optimizer.step,
+            RuntimeError,
+            ValueError,
+            mentions=["p0"],
+            expected=f"an error {when}: what was saved before will not load",
+        )
 
 
 @pytest.mark.clause("KEYED-099")
