@@ -59,7 +59,7 @@ class _Forks:
         scratch: Path,
     ) -> None:
         faults = [one for one in planted if one[0].changes]
-        bases = [one for one in planted if not one[0].changes]  # last, with the cases that failed on faults
+        bases = [one for one in planted if not one[0].changes]  # run last, on the cases that failed on faults
         self._waiting = [*bases, *reversed(faults)]
         self._everything = everything
         self._report = report

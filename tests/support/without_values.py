@@ -9,5 +9,5 @@ from keyedopt.conformance.targets import builtin, devices
 IMPLEMENTATION = replace(builtin.reference, devices=("meta",))
 
 devices._computes = lambda device, dtype: True
-# A case in a situation needs the values that the case alone needs.
+# Leave out cases in situations: they need the same values as the plain case.
 engine.is_plain = lambda item, implementation: variation.SITUATION in item.stash

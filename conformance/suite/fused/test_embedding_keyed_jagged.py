@@ -77,7 +77,7 @@ def expect_same(
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 @pytest.mark.parametrize("tables", [TABLES, ONE_TABLE], ids=["several tables", "one table"])
 def test_evaluation(impl, tables, kind):
-    """In evaluation the outputs, and what a backward pass through them does, are those of a mapping."""
+    """In evaluation mode, outputs and the effect of a backward pass are the same as with a mapping."""
     found = []
     for form in ("keyed jagged", "mapping"):
         module = collection(impl, kind=kind, tables=tables).eval()

@@ -135,7 +135,7 @@ def test_parameters_with_and_without_state(impl):
 @pytest.mark.clause("KEYED-022")
 @pytest.mark.needs("KeyedOptimizerWrapper", "SGD")
 def test_a_checkpoint_of_sgd_before_its_first_step(impl):
-    """What SGD without momentum, which has no state, saves after steps is loaded before the first step."""
+    """A checkpoint of a trained SGD without momentum, which has no state, loads into a new optimizer."""
     params = parameters(2)
     old, new = (impl.KeyedOptimizerWrapper(params, lambda given: impl.SGD(given, lr=0.1)) for _ in range(2))
     train(old, params, 2)

@@ -65,17 +65,17 @@ def test_a_wrapper_shows_what_it_wraps(impl, depth):
 @pytest.mark.clause("WRAP-003")
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_entry_that_is_set_through_a_wrapper(impl, depth):
-    """An entry that replaces that of a parameter is the wrapped optimizer's, and the next step uses it."""
+    """An entry that is set through a wrapper replaces the wrapped optimizer's; the next step uses it."""
     wrapper, inner, params = wrapped_adam(impl, steps=1, depth=depth)
-    _, alone, others = wrapped_adam(impl, steps=1)
-    entry = {name: 2.0 * value for name, value in alone.state[others[1]].items()}
-    alone.state[others[1]].update(snapshot(entry))
+    _, twin, twin_params = wrapped_adam(impl, steps=1)
+    entry = {name: 2.0 * value for name, value in inner.state[params[1]].items()}
+    twin.state[twin_params[1]].update(snapshot(entry))
     wrapper.state[params[1]] = entry
     expect(inner.state[params[1]]["exp_avg"] is entry["exp_avg"], "the entry that was set", inner.state)
     expect_equal(len(wrapper.state), 2, "entries of state")
     train(wrapper, params, 1, seed=5)
-    train(alone, others, 1, seed=5)
-    expect_bits(params[1], others[1], "the parameter after the next step")
+    train(twin, twin_params, 1, seed=5)
+    expect_bits(params[1], twin_params[1], "the parameter after the next step")
 
 
 @pytest.mark.clause("WRAP-004")
