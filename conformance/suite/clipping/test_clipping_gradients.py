@@ -225,6 +225,7 @@ def test_meta_parameters_do_not_switch_clipping_off(impl: Any, kind: str) -> Non
 
 
 @pytest.mark.clause("CLIP-038")
+@pytest.mark.plain_only("its optimizer is of a class of its own")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
     """A parameter that is listed in two groups is counted and scaled once."""

@@ -353,6 +353,7 @@ def test_joint_clipping_that_is_copied(impl):
 
 
 @pytest.mark.clause("FUSED-075")
+@pytest.mark.plain_only("its only parameters are tables")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_nested_clipping(impl):
     """Clipping around clipping applies both bounds; a new clipping wrapper replaces the earlier one."""

@@ -63,6 +63,7 @@ def test_tied_parameters_are_refused_around_a_torch_optimizer(impl):
 
 
 @pytest.mark.clause("KEYED-003")
+@pytest.mark.plain_only("it adds to the mappings that it passed")
 def test_state_and_groups_are_live(impl):
     """State and groups that are filled after construction belong to the keyed optimizer."""
     params = parameters(1)
@@ -147,6 +148,7 @@ def test_unusual_groups_are_taken(impl, groups):
 
 
 @pytest.mark.clause("KEYED-006")
+@pytest.mark.plain_only("it compares all keys")
 def test_frozen_parameters_are_taken(impl, dtype):
     """A parameter that requires no gradient may have a key and state."""
     params = parameters(2, dtype=dtype)

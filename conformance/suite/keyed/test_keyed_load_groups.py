@@ -31,6 +31,7 @@ def rates(optimizer):
 
 
 @pytest.mark.clause("KEYED-041")
+@pytest.mark.plain_only("it reads the first group")
 def test_groups_are_loaded_when_they_are_saved(impl):
     """With save_param_groups(True) the options of each group are restored."""
     params = parameters(2)

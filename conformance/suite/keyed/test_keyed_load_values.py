@@ -144,6 +144,7 @@ def test_init_state_that_fails(impl):
 
 
 @pytest.mark.clause("KEYED-033")
+@pytest.mark.plain_only("it loads all keys")
 @pytest.mark.parametrize("how", ["swapped", "rotated", "transposed", "parts"])
 def test_live_state_of_a_torch_optimizer(impl, how):
     """Loading live state of a wrapped optimizer under other keys, or views of it, loads what it held."""

@@ -20,6 +20,7 @@ from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grad
 
 
 @pytest.mark.clause("KEYED-011")
+@pytest.mark.plain_only("it compares all keys")
 def test_state_is_named_by_parameter(impl, dtype):
     """State appears under the keys of the parameters, with all entries of the optimizer."""
     params = parameters(3, dtype=dtype)

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.alone import AsAlone
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, snapshot
 from keyedopt.conformance.suite.support.described import CannotRun, Described
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.inputs import MARK, _numbers
 
+#: Makes a keyed optimizer from parameters by key, their state and groups.
+OF_STATE = "KeyedOptimizer"
 #: Makes a keyed optimizer from parameters by key and a factory of the inner optimizer.
 WRAPPER_OF_KEYS = "KeyedOptimizerWrapper"
 #: Make an optimizer from parameters or groups.
@@ -35,8 +38,10 @@ OPTIMIZER_NAMES = (
 )
 #: Make an embedding module from configurations of tables, and the configurations.
 EMBEDDINGS = {"EmbeddingBagCollection": "EmbeddingBagConfig", "EmbeddingCollection": "EmbeddingConfig"}
-#: Functions that receive classes of optimizers.
-TAKING_CLASSES = ("apply_optimizer_in_backward",)
+#: Applies a class of optimizers to parameters.
+IN_BACKWARD = "apply_optimizer_in_backward"
+#: Makes an optimizer from a manager and an optimizer.
+FAULT_TOLERANT = "FaultTolerantOptimizer"
 #: Options of the other group, if it has them. No case uses these values.
 OPTIONS_BESIDE = {"lr": 0.34375, "weight_decay": 0.21875}
 #: The name of the other table and of the other feature.
@@ -112,14 +117,18 @@ class Situated:
             return _Called(found, functools.partial(self._optimizer, name))
         if name in EMBEDDINGS:
             return _Called(found, functools.partial(self._tables, name))
-        if name in TAKING_CLASSES:
-            return lambda *args, **options: found(*map(_uncalled, args), **_each(_uncalled, options))
+        if name == OF_STATE:
+            return _Called(found, self._of_state)
+        if name == FAULT_TOLERANT:
+            return _Called(found, self._fault_tolerant)
+        if name == IN_BACKWARD:
+            return functools.wraps(found)(functools.partial(self._in_backward, found))
         return found
 
     def check(self) -> None:
         """Expect what is beside the case as it must be: frozen tables, options of the other group."""
         for table, before in self._frozen:
-            expect_bits(table.detach(), before, "a frozen table beside the others")
+            expect_bits(table.detach(), before, "what is frozen or has no gradient beside the others")
         for made, beside, options in self._with_groups:
             for group in _groups_of(made):
                 if [id(param) for param in group["params"]] == [id(beside)]:
@@ -264,6 +273,76 @@ class Situated:
         if self._is("group") and beside is not None:
             self._with_groups.append((made, beside, options))
         return made
+
+    def _of_state(self, kind: Any, params: Any, state: Any, param_groups: Any) -> Any:
+        """Make a keyed optimizer from state and groups, as the case sees it that has no other parameter."""
+        given = isinstance(params, Mapping) and params and isinstance(state, Mapping)
+        beside = self._parameter_beside(next(iter(params.values())), "") if given else None
+        if beside is None or not isinstance(param_groups, list):
+            return kind(params, state, param_groups)
+        key, last = f"{BESIDE}_{next(iter(params))}", self._is("last")
+        entry = {beside: {"moment": torch.ones_like(beside.detach()), "count": 2.0}} if state else {}
+        own = next((one for one in param_groups if isinstance(one, Mapping)), None)
+        options = {name: snapshot(one) for name, one in (own or {}).items() if name != "params"}
+        groups = [{"params": [beside], **options}] if own is not None and self._is("group") else []
+        self.built |= {"group" if groups else "parameter": None} | ({"last": None} if last else {})
+        order = (lambda own, new: own | new) if last else (lambda own, new: new | own)
+        made = kind(
+            order(dict(params), {key: beside}),
+            order(dict(state), entry),
+            [*param_groups, *groups] if last else [*groups, *param_groups],
+        )
+        self._make_unlike(made, beside, self._options)
+        if self._is("nesting"):
+            made = self._impl.OptimizerWrapper(made)
+            self.built["nesting"] = None
+        return AsAlone(made, key, beside, last)
+
+    def _fault_tolerant(self, kind: Any, *args: Any, **options: Any) -> Any:
+        """Make a fault-tolerant optimizer around an optimizer of torch that has another group or parameter."""
+        for inner in (*args, *options.values()):
+            if type(inner).__module__.startswith("torch.optim.") and isinstance(inner, torch.optim.Optimizer):
+                self._join(inner)
+        return kind(*args, **options)
+
+    def _join(self, inner: torch.optim.Optimizer) -> None:
+        """Put the other parameter into an optimizer of torch without state."""
+        listed = inner.param_groups[0]["params"]
+        if inner.state or not listed or id(listed[0]) in self._beside:
+            return
+        beside = self._parameter_beside(listed[0], type(inner).__name__)
+        if beside is None:
+            return
+        last = self._is("last")
+        if self._is("group"):
+            inner.add_param_group({"params": [beside]})
+            if not last:
+                inner.param_groups.insert(0, inner.param_groups.pop())
+            self._make_unlike(inner, beside, self._options)
+        else:
+            listed.insert(len(listed) if last else 0, beside)
+        self.built |= {"group" if self._is("group") else "parameter": None} | ({"last": None} if last else {})
+
+    def _in_backward(self, found: Any, *args: Any, **options: Any) -> Any:
+        """Apply an optimizer to parameters and another one, or another optimizer to that one."""
+        args, options = tuple(map(_uncalled, args)), _each(_uncalled, options)
+        listed = args[1] if len(args) == 3 and isinstance(args[2], Mapping) else None
+        is_list = isinstance(listed, list) and listed and isinstance(listed[0], torch.nn.Parameter)
+        beside = self._parameter_beside(listed[0], "") if is_list and not self._is("frozen") else None
+        if beside is None:
+            return found(*args, **options)
+        beside.grad, last = None, self._is("last")
+        self._frozen.append((beside, beside.detach().clone()))
+        self.built |= {"group" if self._is("group") else "parameter": None} | ({"last": None} if last else {})
+        if self._is("parameter"):
+            return found(args[0], [*listed, beside] if last else [beside, *listed], args[2])
+        other = [args[0], [beside], {**args[2], "lr": self._options["lr"]}]
+        if not last:
+            found(*other)
+        result = found(*args, **options)
+        if last:
+            found(*other)
+        return result
 
     # --- embedding modules --------------------------------------------------------------------------
 

@@ -226,6 +226,7 @@ def test_zero_grad_is_passed_on(impl, dtype, to_none):
 
 
 @pytest.mark.clause("WRAP-012")
+@pytest.mark.plain_only("its optimizer is of a class of its own")
 def test_the_argument_of_zero_grad_is_passed_on(impl):
     """The wrapped zero_grad receives set_to_none, by default False."""
 
