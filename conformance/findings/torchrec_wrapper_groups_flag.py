@@ -5,7 +5,7 @@ False. A combination of wrappers that save their groups saves none; if an unwrap
 groups is beside them, an assertion fails. Learning rates and options are missing from the checkpoint
 although they were requested.
 
-Clauses: WRAP-018.
+Clauses: WRAP-018, COMB-052.
 """
 
 import functools

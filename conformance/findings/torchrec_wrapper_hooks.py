@@ -7,7 +7,7 @@ on each wrapper of that class in the process that is not itself a copy raises in
 evaluation that copies its optimizer ends the training.
 
 Clauses: WRAP-025, WRAP-026, WRAP-028, WRAP-029, WRAP-030, WARM-037, WARM-058, WARM-059, CLIP-025,
-CLIP-026, CLIP-072, COMB-052, COMB-054.
+CLIP-026, CLIP-072, COMB-052, COMB-054, KEYED-122.
 """
 
 import copy

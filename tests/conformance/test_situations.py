@@ -13,7 +13,8 @@ from keyedopt.conformance.run.variation import situations
 from keyedopt.conformance.suite.support import inputs
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.embedding import ONE_TABLE, collection, fit, jagged
-from keyedopt.conformance.suite.support.situations import among, in_situation
+from keyedopt.conformance.suite.support.replicas import ScriptedManager
+from keyedopt.conformance.suite.support.situations import among, in_situation, of_state
 from keyedopt.conformance.targets.find import find
 
 VARYING = {clause.id: clause for clause in spec.clauses().values() if clause.varies}
@@ -29,12 +30,21 @@ def test_dimensions_are_described_and_used():
     assert {*spec.dimensions()} > spec.STRUCTURE
 
 
+def test_each_clause_names_dimensions_or_says_why_not():
+    judged = [clause for clause in spec.clauses().values() if clause.level != "recorded"]
+    unlike = [one.id for one in judged if bool(one.varies) + bool(one.alone) + one.situations != 1]
+    assert unlike == []
+    assert {one.alone for one in judged if one.alone} == {*spec.reasons_alone()}
+
+
 @pytest.mark.parametrize("clause", VARYING.values(), ids=VARYING)
 def test_situations_have_every_dimension_of_the_clause(clause):
     chosen = [one.split("+") for one in situations(clause)]
     assert {name for one in chosen for name in one} == {*clause.varies}
     assert len(chosen) <= 5
-    assert any(spec.STRUCTURE.issuperset(one) for one in chosen), "the clause itself has no situation"
+    if spec.STRUCTURE.intersection(clause.varies):
+        own_last = [one for one in chosen if (spec.STRUCTURE - {"last"}).issuperset(one)]
+        assert own_last, "in no situation of the clause itself is the case the second of what it makes"
     assert spec.STRUCTURE.issuperset(clause.varies) or spec.clause_of_situations(clause.area)
 
 
@@ -125,6 +135,68 @@ def test_a_copy_and_a_reload_train_the_given_parameters(reference):
         torch.testing.assert_close(params[key], param, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("situation", ["group", "group+last", "parameter+dtype", "parameter+nesting"])
+def test_an_optimizer_of_given_state_hides_what_is_beside(reference, situation):
+    param = inputs.parameter(3)
+    made = among(reference, situation)
+    optimizer = made.KeyedOptimizer(
+        {"p": param}, {param: {"m": torch.ones(3)}}, [{"params": [param], "lr": 0.5}]
+    )
+    optimizer.save_param_groups(True)
+    assert isinstance(optimizer, reference.KeyedOptimizer)
+    assert {*situation.split("+")} <= {*made.built}
+    assert [*optimizer.params] == ["p"]
+    saved = optimizer.state_dict()
+    assert [*saved["state"]] == ["p"]
+    assert [group["params"] for group in saved["param_groups"]] == [["p"]]
+    groups = [{"params": ["p"], "lr": 0.25}]
+    optimizer.load_state_dict({"state": {"p": {"m": torch.zeros(3)}}, "param_groups": groups})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25]
+    torch.testing.assert_close(optimizer.state[param]["m"], torch.zeros(3))
+
+
+@pytest.mark.parametrize(("part", "situation"), [("state", "parameter"), ("param_groups", "group+last")])
+def test_what_is_not_loaded_beside_is_noticed(reference, part, situation):
+    class Forgetful(reference.KeyedOptimizer):
+        def load_state_dict(self, state_dict):
+            super().load_state_dict({**state_dict, part: self.state_dict()[part]})
+
+    param = inputs.parameter(3)
+    groups = [{"params": [param], "lr": 0.5}]
+    state = {param: {"m": torch.ones(3)}}
+    optimizer = of_state(among(reference, situation), Forgetful, {"p": param}, state, groups)
+    optimizer.save_param_groups(True)
+    with pytest.raises(Mismatch, match="beside the others, after a load"):
+        optimizer.load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("situation", ["group", "group+last", "parameter", "parameter+last"])
+def test_a_parameter_beside_is_in_the_backward_pass(reference, situation):
+    param = inputs.parameter(3)
+    made = among(reference, situation)
+    made.apply_optimizer_in_backward(torch.optim.SGD, [param], {"lr": 0.5})
+    ((beside, _),) = [(one, before) for _, one, before in made._unmoved]
+    assert beside._in_backward_optimizers[0].param_groups[0]["lr"] == (
+        0.5 if "parameter" in situation else 0.34375
+    )
+    param.sum().backward()
+    made.check()
+    beside.sum().backward()
+    with pytest.raises(Mismatch, match="a parameter without gradient beside"):
+        made.check()
+
+
+@pytest.mark.parametrize("situation", ["group", "group+last", "parameter", "parameter+last"])
+def test_an_optimizer_of_torch_in_a_fault_tolerant_one_has_more(reference, situation):
+    param = inputs.parameter(3)
+    inner = torch.optim.SGD([param], lr=0.5)
+    among(reference, situation).FaultTolerantOptimizer(ScriptedManager(), inner)
+    listed = [one for group in inner.param_groups for one in group["params"]]
+    assert len(listed) == 2
+    assert listed[0 if "last" in situation else 1] is param
+    assert len(inner.param_groups) == (1 if "parameter" in situation else 2)
+
+
 @pytest.mark.parametrize("situation", ["table", "table+last", "feature", "feature+last"])
 def test_the_other_table_has_a_gradient_of_its_own(reference, situation):
     alone, made = (
@@ -160,5 +232,9 @@ def test_classes_in_a_situation_are_still_classes(reference):
     adam = made.Adam([inputs.parameter(2, 2)])
     assert isinstance(adam, reference.Adam)
     assert isinstance(adam, made.Adam)
-    assert issubclass(type("Mine", (made.KeyedOptimizer,), {}), reference.KeyedOptimizer)
+
+    class Mine(made.KeyedOptimizer):
+        pass
+
+    assert issubclass(Mine, reference.KeyedOptimizer)
     assert isinstance(copy.deepcopy(adam), reference.Adam)

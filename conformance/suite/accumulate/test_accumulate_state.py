@@ -160,13 +160,15 @@ def parts_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
 
 
 def invalid_part(value: Any, wrong: str) -> Any:
-    """Return an invalid part of a window: rows past the end, narrow gradients, or an invalid count."""
+    """Return an invalid part of a window: rows outside the table, narrow gradients, or a bad count."""
     tensor = as_tensor(value)
     whole = tensor.dtype in (torch.int32, torch.int64)
     if wrong == "rows" and whole and tensor.ndim == 1 and len(tensor) > 1:
         return value + 100
     if wrong == "next row" and whole and tensor.ndim == 1 and len(tensor) > 1 and int(tensor.max()) < 6:
         return value - value.max() + 6  # of a table of six
+    if wrong == "fractions" and whole and tensor.ndim == 1 and len(tensor) > 1:
+        return value + 0.5
     if wrong == "gradients" and tensor.ndim == 2:
         return value[:, :2]
     if wrong == "count" and tensor.numel() == 1 and tensor.dtype is not torch.bool:
@@ -175,7 +177,7 @@ def invalid_part(value: Any, wrong: str) -> Any:
 
 
 @pytest.mark.clause("ACC-009")
-@pytest.mark.parametrize("wrong", ["rows", "next row", "gradients", "count", "missing"])
+@pytest.mark.parametrize("wrong", ["rows", "next row", "fractions", "gradients", "count", "missing"])
 def test_bad_window(impl, wrong):
     """Loading a window that does not fit its parameter raises an error and changes nothing."""
     mine = fixed_table()

@@ -157,3 +157,13 @@ def test_bad_rows(impl, what):
     bad, valid = (variable(UNLIKE_BAGS, rows) for rows in (BAD[what], ROWS))
     kinds = (ValueError, IndexError, RuntimeError, KeyError)
     expect_lookup_error(module, bad, valid, *kinds, expected=f"an error for {what}")
+
+
+@pytest.mark.clause("FUSED-102")
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED_JAGGED)
+def test_one_key_with_more_bags(impl):
+    """Without inverse indices one key that has more bags than all others raises an error, too."""
+    module = collection(impl, "Adagrad")
+    bad, valid = variable({**ALIKE, "h": UNLIKE_BAGS["h"]}, None), variable(UNLIKE_BAGS, ROWS)
+    kinds = (ValueError, IndexError, RuntimeError, KeyError)
+    expect_lookup_error(module, bad, valid, *kinds, expected="an error for the bags of h")

@@ -181,6 +181,28 @@ def test_other_placements(impl: Any) -> None:
 
 
 @pytest.mark.clause("SHARD-009")
+@on_each_rank
+def test_other_placements_in_another_order_of_parameters(impl: Any) -> None:
+    """If ranks list parameters in different orders, the state of each is redistributed, or refused by all."""
+    params = {}
+    for placement in ("row", "column"):
+        made = {
+            key: torch.nn.Parameter(distributed(table(5, seed=n), placement)) for n, key in enumerate("ab")
+        }
+        params[placement] = {key: made[key] for key in sorted(made, reverse=rank() % 2 == 1)}
+    make = one_by_one(torch.optim.Adagrad, lr=0.5)
+    source, optimizer = (impl.KeyedOptimizerWrapper(one, make) for one in params.values())
+    for seed, each in enumerate((source, optimizer)):
+        each.init_state()
+        fill(each, 10 * seed)
+    error = error_of(lambda: optimizer.load_state_dict(source.state_dict()))
+    expect(not error or error.startswith("ValueError"), "a load, or a ValueError", error)
+    for number, key in enumerate("ab"):
+        seen = gathered(optimizer.state_dict()["state"][key]["sum"])
+        expect_bits(seen, torch.full((5, 4), number + (10.0 if error else 0.0)), f"state of {key}")
+
+
+@pytest.mark.clause("SHARD-009")
 @pytest.mark.parametrize("wrapping", WRAPPINGS[1:])
 @on_each_rank
 def test_other_placements_in_a_wrapper(impl: Any, wrapping: str) -> None:

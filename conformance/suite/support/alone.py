@@ -20,10 +20,11 @@ class AsAlone:
         last: whether it comes last in what is loaded, not first.
     """
 
-    _OWN = ("_made", "_key", "_beside", "_last")
+    _OWN = ("_made", "_key", "_beside", "_last", "_saves_groups")
 
     def __init__(self, made: Any, key: str, beside: torch.nn.Parameter, last: bool) -> None:
         self._made, self._key, self._beside, self._last = made, key, beside, last
+        self._saves_groups = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -40,6 +41,12 @@ class AsAlone:
         else:
             setattr(self._made, name, value)
 
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._made
+
+    def __hash__(self) -> int:
+        return hash(self._made)
+
     @property
     def params(self) -> Mapping[str, Any]:
         """The parameters of the case."""
@@ -54,6 +61,11 @@ class AsAlone:
     def param_groups(self) -> list[Any]:
         """The groups of the case, as the optimizer holds them."""
         return [group for group in self._made.param_groups if not self._is_beside(group)]
+
+    def save_param_groups(self, save: bool) -> None:
+        """Let groups be saved and loaded, too, or not."""
+        self._made.save_param_groups(save)
+        self._saves_groups = save
 
     def state_dict(self) -> Any:
         """Return what the optimizer saves, without what is beside the case."""
@@ -70,7 +82,7 @@ class AsAlone:
         before = self._saved_beside()
         loaded = _increased(before)
         result = self._made.load_state_dict(self._with_beside(given, loaded))
-        if "param_groups" not in self._made.state_dict():
+        if not self._saves_groups:
             loaded["groups"] = before["groups"]
         expect_unchanged(loaded, self._saved_beside(), "the parameter beside the others, after a load")
         return result

@@ -102,7 +102,7 @@ class Situated:
     def __init__(self, impl: Any, situation: str) -> None:
         self._impl, self._dimensions = impl, frozenset(situation.split("+"))
         self._beside: dict[int, tuple[Any, torch.nn.Parameter]] = {}
-        self._frozen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._unmoved: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._with_groups: list[tuple[Any, torch.nn.Parameter, Mapping[str, float]]] = []
         # torch's optimizers do not decay with sparse gradients
         self._options = OPTIONS_BESIDE | ({"weight_decay": 0.0} if self._is("layout") else {})
@@ -118,7 +118,7 @@ class Situated:
         if name in EMBEDDINGS:
             return _Called(found, functools.partial(self._tables, name))
         if name == OF_STATE:
-            return _Called(found, self._of_state)
+            return _Called(found, self.of_state)
         if name == FAULT_TOLERANT:
             return _Called(found, self._fault_tolerant)
         if name == IN_BACKWARD:
@@ -127,8 +127,8 @@ class Situated:
 
     def check(self) -> None:
         """Expect what is beside the case as it must be: frozen tables, options of the other group."""
-        for table, before in self._frozen:
-            expect_bits(table.detach(), before, "what is frozen or has no gradient beside the others")
+        for what, tensor, before in self._unmoved:
+            expect_bits(tensor.detach(), before, f"{what} beside the others")
         for made, beside, options in self._with_groups:
             for group in _groups_of(made):
                 if [id(param) for param in group["params"]] == [id(beside)]:
@@ -274,7 +274,7 @@ class Situated:
             self._with_groups.append((made, beside, options))
         return made
 
-    def _of_state(self, kind: Any, params: Any, state: Any, param_groups: Any) -> Any:
+    def of_state(self, kind: Any, params: Any, state: Any, param_groups: Any) -> Any:
         """Make a keyed optimizer from state and groups, as the case sees it that has no other parameter."""
         given = isinstance(params, Mapping) and params and isinstance(state, Mapping)
         beside = self._parameter_beside(next(iter(params.values())), "") if given else None
@@ -299,7 +299,7 @@ class Situated:
         return AsAlone(made, key, beside, last)
 
     def _fault_tolerant(self, kind: Any, *args: Any, **options: Any) -> Any:
-        """Make a fault-tolerant optimizer around an optimizer of torch that has another group or parameter."""
+        """Make a fault-tolerant optimizer around one of torch that has another group or parameter."""
         for inner in (*args, *options.values()):
             if type(inner).__module__.startswith("torch.optim.") and isinstance(inner, torch.optim.Optimizer):
                 self._join(inner)
@@ -332,7 +332,7 @@ class Situated:
         if beside is None:
             return found(*args, **options)
         beside.grad, last = None, self._is("last")
-        self._frozen.append((beside, beside.detach().clone()))
+        self._unmoved.append(("a parameter without gradient", beside, beside.detach().clone()))
         self.built |= {"group" if self._is("group") else "parameter": None} | ({"last": None} if last else {})
         if self._is("parameter"):
             return found(args[0], [*listed, beside] if last else [beside, *listed], args[2])
@@ -382,7 +382,7 @@ class Situated:
         if self._is("frozen") and self._is("table"):
             table = made.fused_optimizer.params[f"{BESIDE}.weight"]
             table.requires_grad_(False)
-            self._frozen.append((table, table.detach().clone()))
+            self._unmoved.append(("a frozen table", table, table.detach().clone()))
             self.built["frozen"] = None
         made.register_forward_pre_hook(functools.partial(_with_feature, rows), with_kwargs=True)
         made.register_forward_hook(_without_feature)
@@ -452,3 +452,10 @@ def in_situation(case: Any, impl: Any, situation: str) -> Any:
 def among(impl: Any, situation: str) -> Any:
     """Return the public names of an implementation in a situation, unchanged if the situation is empty."""
     return Situated(impl, situation) if situation else impl
+
+
+def of_state(impl: Any, kind: Any, params: Any, state: Any, param_groups: Any) -> Any:
+    """Make a keyed optimizer of a class of the case, in the situation of the public names."""
+    if isinstance(impl, Situated):
+        return impl.of_state(kind, params, state, param_groups)
+    return kind(params, state, param_groups)
