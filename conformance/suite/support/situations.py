@@ -14,7 +14,8 @@ import torch
 
 from keyedopt.conformance.suite.support.alone import AsAlone
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, snapshot
-from keyedopt.conformance.suite.support.described import CannotRun, Described
+from keyedopt.conformance.suite.support.called import Called, each, uncalled
+from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.inputs import MARK, _numbers
 
@@ -46,33 +47,6 @@ FAULT_TOLERANT = "FaultTolerantOptimizer"
 OPTIONS_BESIDE = {"lr": 0.34375, "weight_decay": 0.21875}
 #: The name of the other table and of the other feature.
 BESIDE = "beside"
-
-
-class _Called:
-    """Stands for a public class: it is called through a function, and otherwise is the class."""
-
-    def __init__(self, kind: Any, make: Any) -> None:
-        self._kind, self._make = kind, make
-        self._class = kind.kind if isinstance(kind, Described) else kind
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._make(self._kind, *args, **options)
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # for isinstance(kind, Described) and isinstance(kind, type)
-        return type(self._kind)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kind, name)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self._class)
-
-    def __subclasscheck__(self, other: Any) -> bool:
-        return issubclass(other, self._class)
-
-    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
-        return (self._class,)
 
 
 class _Pulled(torch.autograd.Function):
@@ -112,15 +86,15 @@ class Situated:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._impl, name)
         if name == WRAPPER_OF_KEYS:
-            return _Called(found, self._keyed)
+            return Called(found, self._keyed)
         if name in OPTIMIZER_NAMES:
-            return _Called(found, functools.partial(self._optimizer, name))
+            return Called(found, functools.partial(self._optimizer, name))
         if name in EMBEDDINGS:
-            return _Called(found, functools.partial(self._tables, name))
+            return Called(found, functools.partial(self._tables, name))
         if name == OF_STATE:
-            return _Called(found, self.of_state)
+            return Called(found, self.of_state)
         if name == FAULT_TOLERANT:
-            return _Called(found, self._fault_tolerant)
+            return Called(found, self._fault_tolerant)
         if name == IN_BACKWARD:
             return functools.wraps(found)(functools.partial(self._in_backward, found))
         return found
@@ -285,7 +259,7 @@ class Situated:
         own = next((one for one in param_groups if isinstance(one, Mapping)), None)
         options = {name: snapshot(one) for name, one in (own or {}).items() if name != "params"}
         groups = [{"params": [beside], **options}] if own is not None and self._is("group") else []
-        self.built |= {"group" if groups else "parameter": None} | ({"last": None} if last else {})
+        self._note_beside("group" if groups else "parameter")
         order = (lambda own, new: own | new) if last else (lambda own, new: new | own)
         made = kind(
             order(dict(params), {key: beside}),
@@ -297,6 +271,9 @@ class Situated:
             made = self._impl.OptimizerWrapper(made)
             self.built["nesting"] = None
         return AsAlone(made, key, beside, last)
+
+    def _note_beside(self, dimension: str) -> None:
+        self.built |= {dimension: None} | ({"last": None} if self._is("last") else {})
 
     def _fault_tolerant(self, kind: Any, *args: Any, **options: Any) -> Any:
         """Make a fault-tolerant optimizer around one of torch that has another group or parameter."""
@@ -321,34 +298,32 @@ class Situated:
             self._make_unlike(inner, beside, self._options)
         else:
             listed.insert(len(listed) if last else 0, beside)
-        self.built |= {"group" if self._is("group") else "parameter": None} | ({"last": None} if last else {})
+        self._note_beside("group" if self._is("group") else "parameter")
 
     def _in_backward(self, found: Any, *args: Any, **options: Any) -> Any:
         """Apply an optimizer to parameters and another one, or another optimizer to that one."""
-        args, options = tuple(map(_uncalled, args)), _each(_uncalled, options)
-        listed = args[1] if len(args) == 3 and isinstance(args[2], Mapping) else None
-        is_list = isinstance(listed, list) and listed and isinstance(listed[0], torch.nn.Parameter)
-        beside = self._parameter_beside(listed[0], "") if is_list and not self._is("frozen") else None
+        args, options = tuple(map(uncalled, args)), each(uncalled, options)
+        kind, listed, given = args if len(args) == 3 else (None, None, None)
+        if not isinstance(listed, list) or not isinstance(given, Mapping) or self._is("frozen"):
+            return found(*args, **options)
+        own = next((one for one in listed if isinstance(one, torch.nn.Parameter)), None)
+        beside = None if own is None else self._parameter_beside(own, "")
         if beside is None:
             return found(*args, **options)
         beside.grad, last = None, self._is("last")
         self._unmoved.append(("a parameter without gradient", beside, beside.detach().clone()))
-        self.built |= {"group" if self._is("group") else "parameter": None} | ({"last": None} if last else {})
+        self._note_beside("group" if self._is("group") else "parameter")
         if self._is("parameter"):
-            return found(args[0], [*listed, beside] if last else [beside, *listed], args[2])
-        other = [args[0], [beside], {**args[2], "lr": self._options["lr"]}]
-        if not last:
-            found(*other)
-        result = found(*args, **options)
-        if last:
-            found(*other)
-        return result
+            return found(kind, [*listed, beside] if last else [beside, *listed], given)
+        other = kind, [beside], {**given, **({"lr": self._options["lr"]} if "lr" in given else {})}
+        calls = [args, other] if last else [other, args]
+        return [found(*call) for call in calls][0 if last else 1]
 
     # --- embedding modules --------------------------------------------------------------------------
 
     def _tables(self, name: str, kind: Any, configs: Any, *args: Any, **options: Any) -> Any:
         """Make an embedding module with another table, or with another feature of its first table."""
-        configs, args, options = list(configs), tuple(map(_uncalled, args)), _each(_uncalled, options)
+        configs, args, options = list(configs), tuple(map(uncalled, args)), each(uncalled, options)
         if not configs or not self._is("table", "feature"):
             return kind(configs, *args, **options)
         if self._is("frozen") and self._impl.lacks(f"{name}.frozen_tables"):
@@ -387,15 +362,6 @@ class Situated:
         made.register_forward_pre_hook(functools.partial(_with_feature, rows), with_kwargs=True)
         made.register_forward_hook(_without_feature)
         return made
-
-
-def _uncalled(value: Any) -> Any:
-    """Return the class that a value stands for; any other value as it is."""
-    return value._class if type(value) is _Called else value
-
-
-def _each(change: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: change(value) for name, value in options.items()}
 
 
 def _groups_of(optimizer: Any) -> Sequence[Any]:
