@@ -11,13 +11,15 @@ from keyedopt.conformance.suite.support.assertions import error_of, expect, expe
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.embedding import collection, jagged
-from keyedopt.conformance.suite.support.ranks import on_each_rank
+from keyedopt.conformance.suite.support.ranks import on_each_rank, on_ranks
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
     everyone,
     everywhere,
     gathered,
+    local_parts,
+    mesh_of,
     rank,
     size,
     table,
@@ -81,6 +83,39 @@ def test_rank_without_a_parameter(impl: Any) -> None:
                 for key, param in params.items():
                     param.grad = gradients[key].clone()
                 expect_clipped(optimizer, params, gradients, p)
+
+
+def clip_on_pairs(impl: Any) -> None:
+    """Clip on a mesh of pairs of ranks; each pair has a tower, which is on its first rank, and DTensors."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
+    kinds = {"both": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "copies": [Shard(1), Replicate()]}
+    gradients = {key: table(4, seed=seed) for seed, key in enumerate(sorted({*kinds, "plain", "tower"}))}
+    made = {key: distribute_tensor(gradients[key], mesh, placed) for key, placed in kinds.items()}
+    made["plain"] = gradients["plain"].clone()
+    if mesh.get_local_rank(1) == 0:
+        made["tower"] = gradients["tower"].clone()
+    params = {key: with_grad(made[key]) for key in sorted(made, reverse=rank() % 2 == 1)}
+    options = {"enable_global_grad_clip": True}
+    options["param_to_pgs"] = {params[key]: [mesh.get_group(1)] for key in params if key == "tower"}
+    for p in NORMS:
+        for key, param in params.items():
+            param.grad = made[key].clone()
+        optimizer, _ = clipping(impl, params, "NORM", BOUND, norm_type=p, **options)
+        optimizer.step()
+        norm = norm_of(gradients, p)
+        expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, f"{p:g}-norm", ulps=8)
+        for key, param in params.items():
+            wanted = local_parts(made[key])[0] * min(1.0, BOUND / (norm + 1e-6))
+            expect_close(local_parts(param.grad)[0], wanted, f"clipped {key}", ulps=8)
+
+
+@pytest.mark.clause("SHARD-001", "SHARD-003")
+@pytest.mark.on_ranks(2)
+def test_norm_on_pairs_of_ranks(impl: Any) -> None:
+    """On a mesh of two by two ranks all scale by one norm, also with a tower on one rank of each pair."""
+    on_ranks(clip_on_pairs, impl, ranks=4)
 
 
 @pytest.mark.clause("SHARD-002")
