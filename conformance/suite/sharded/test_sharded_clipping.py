@@ -86,19 +86,24 @@ def test_rank_without_a_parameter(impl: Any) -> None:
 
 
 def clip_on_pairs(impl: Any) -> None:
-    """Clip on a mesh of pairs of ranks; each pair has a tower, which is on its first rank, and DTensors."""
+    """Clip on pairs of ranks: DTensors, a tower on the first rank of each pair, and one on rank 0."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
     kinds = {"both": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "copies": [Shard(1), Replicate()]}
-    gradients = {key: table(4, seed=seed) for seed, key in enumerate(sorted({*kinds, "plain", "tower"}))}
+    gradients = {
+        key: table(4, seed=seed) for seed, key in enumerate(sorted({*kinds, "first", "plain", "tower"}))
+    }
     made = {key: distribute_tensor(gradients[key], mesh, placed) for key, placed in kinds.items()}
     made["plain"] = gradients["plain"].clone()
     if mesh.get_local_rank(1) == 0:
         made["tower"] = gradients["tower"].clone()
+    if rank() == 0:
+        made["first"] = gradients["first"].clone()
     params = {key: with_grad(made[key]) for key in sorted(made, reverse=rank() % 2 == 1)}
-    options = {"enable_global_grad_clip": True}
-    options["param_to_pgs"] = {params[key]: [mesh.get_group(1)] for key in params if key == "tower"}
+    over = {"tower": [mesh.get_group(1)], "first": [mesh.get_group(0), mesh.get_group(1)]}
+    groups = {params[key]: over[key] for key in over.keys() & params.keys()}
+    options = {"enable_global_grad_clip": True, "param_to_pgs": groups}
     for p in NORMS:
         for key, param in params.items():
             param.grad = made[key].clone()
@@ -114,7 +119,7 @@ def clip_on_pairs(impl: Any) -> None:
 @pytest.mark.clause("SHARD-001", "SHARD-003")
 @pytest.mark.on_ranks(2)
 def test_norm_on_pairs_of_ranks(impl: Any) -> None:
-    """On a mesh of two by two ranks all scale by one norm, also with a tower on one rank of each pair."""
+    """On a mesh of two by two ranks all scale by one norm, also with parameters on some of the ranks."""
     on_ranks(clip_on_pairs, impl, ranks=4)
 
 

@@ -241,6 +241,8 @@ class Situated:
         if self._is("copy"):
             made = copy.deepcopy(made, {id(param): param for param in params})
             self.built["copy"] = None
+        if self._is("load") and not hasattr(made, "register_step_post_hook"):
+            raise CannotRun("it has no hooks after a step", name="register_step_post_hook")
         if self._is("load"):
             made.register_step_post_hook(_reload)
             self.built["load"] = None
