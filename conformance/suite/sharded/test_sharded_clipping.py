@@ -85,12 +85,13 @@ def test_rank_without_a_parameter(impl: Any) -> None:
                 expect_clipped(optimizer, params, gradients, p)
 
 
-def clip_on_pairs(impl: Any) -> None:
-    """Clip on pairs of ranks: DTensors, a tower on the first rank of each pair, and one on rank 0."""
+def clip_on_pairs(impl: Any, spread: bool) -> None:
+    """Clip on pairs of ranks: a tower on the first rank of each pair, one on rank 0, and perhaps DTensors."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
     kinds = {"both": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "copies": [Shard(1), Replicate()]}
+    kinds = kinds if spread else {}
     gradients = {
         key: table(4, seed=seed) for seed, key in enumerate(sorted({*kinds, "first", "plain", "tower"}))
     }
@@ -118,9 +119,10 @@ def clip_on_pairs(impl: Any) -> None:
 
 @pytest.mark.clause("SHARD-001", "SHARD-003")
 @pytest.mark.on_ranks(2)
-def test_norm_on_pairs_of_ranks(impl: Any) -> None:
+@pytest.mark.parametrize("spread", [False, True])
+def test_norm_on_pairs_of_ranks(impl: Any, spread: bool) -> None:
     """On a mesh of two by two ranks all scale by one norm, also with parameters on some of the ranks."""
-    on_ranks(clip_on_pairs, impl, ranks=4)
+    on_ranks(clip_on_pairs, impl, spread, ranks=4)
 
 
 @pytest.mark.clause("SHARD-002")
