@@ -72,7 +72,8 @@ class SpreadNorm:
             params: the parameters by key, for error messages.
 
         Raises:
-            ValueError: a parameter is on a mesh without this rank, and the ranks do not join.
+            ValueError: a parameter is on a mesh without this rank, and the ranks do not join; or, on all
+                ranks, a rank that lacks a parameter cannot know one of its process groups.
             RuntimeError: a reduction failed; the message names parameters and ranks.
         """
         if device is None:
@@ -146,13 +147,26 @@ class SpreadNorm:
         return place[0] == 0 and dist.get_rank() not in place[1]
 
     def _agree(self, held: set[Place]) -> None:
-        """Learn the places of all ranks."""
+        """Learn the places of all ranks.
+
+        Raises:
+            ValueError: on all ranks, if a rank that lacks a parameter cannot know one of its process groups.
+        """
         self._met = True
+        own_ranks = {
+            group.group_name: dist.get_process_group_ranks(group)
+            for place in held
+            for group in self._groups.get(place, ())
+        }
         everywhere: list[Any] = [None] * self._size()
-        dist.all_gather_object(everywhere, held, group=self._everyone[0])
-        self._agreed = set().union(*everywhere) - {HERE} | held
-        for count, strides, _ in list(self._agreed):
-            alike = [place for place in self._agreed if place[:2] == (count, strides)]
+        dist.all_gather_object(everywhere, (held, own_ranks), group=self._everyone[0])
+        ranks = {name: numbers for _, listed in everywhere for name, numbers in listed.items()}
+        told: set[Place] = set().union(*(places for places, _ in everywhere)) - {HERE}
+        self._agreed = told | held
+        for count, strides, _ in told:
+            alike = [place for place in told if place[:2] == (count, strides)]
+            if count > 1:
+                _check_cover([[ranks[name] for name in place[2]] for place in alike])
             if count > 1 and not any(self._find(place) for place in alike):
                 # The ranks of a mesh with several dimensions have other groups: find those of this rank.
                 listed = zip(*(place[2] for place in alike), strict=True)
@@ -182,6 +196,21 @@ class SpreadNorm:
         for index, place in enumerate(shared):
             if place in held:
                 norms[place] = sums[index]
+
+
+def _check_cover(listed: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Raise ValueError unless the groups of each dimension of a mesh have the same ranks.
+
+    Args:
+        listed: the ranks of each process group, a list for each parameter that some rank has.
+    """
+    covers = [sorted(set().union(*groups)) for groups in zip(*listed, strict=True)]
+    if any(cover != covers[0] for cover in covers):
+        raise ValueError(
+            f"process groups in param_to_pgs, of parameters with several groups, have the ranks {covers}. "
+            "They must have the same ranks, so that a rank without a parameter knows its groups: list a "
+            "parameter on a rank of each row and of each column of the mesh"
+        )
 
 
 def _collective_device(group: Any) -> str:

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.assertions import error_of, expect, expect_close, p_norm
+from keyedopt.conformance.suite.support.assertions import (
+    error_of,
+    expect,
+    expect_close,
+    expect_equal,
+    p_norm,
+)
 from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.embedding import collection, jagged
@@ -86,23 +92,26 @@ def test_rank_without_a_parameter(impl: Any) -> None:
 
 
 def clip_on_pairs(impl: Any, spread: bool) -> None:
-    """Clip on pairs of ranks: a tower on the first rank of each pair, one on rank 0, and perhaps DTensors."""
+    """Clip on pairs of ranks: a tower on the first rank of each pair, two on one rank, perhaps DTensors."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
     kinds = {"both": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "copies": [Shard(1), Replicate()]}
     kinds = kinds if spread else {}
     gradients = {
-        key: table(4, seed=seed) for seed, key in enumerate(sorted({*kinds, "first", "plain", "tower"}))
+        key: table(4, seed=seed)
+        for seed, key in enumerate(sorted({*kinds, "first", "last", "plain", "tower"}))
     }
     made = {key: distribute_tensor(gradients[key], mesh, placed) for key, placed in kinds.items()}
     made["plain"] = gradients["plain"].clone()
     if mesh.get_local_rank(1) == 0:
         made["tower"] = gradients["tower"].clone()
-    if rank() == 0:
-        made["first"] = gradients["first"].clone()
+    for key, owner in (("first", 0), ("last", size() - 1)):
+        if rank() == owner:
+            made[key] = gradients[key].clone()
     params = {key: with_grad(made[key]) for key in sorted(made, reverse=rank() % 2 == 1)}
-    over = {"tower": [mesh.get_group(1)], "first": [mesh.get_group(0), mesh.get_group(1)]}
+    both = [mesh.get_group(0), mesh.get_group(1)]
+    over = {"tower": [mesh.get_group(1)], "first": both, "last": both}
     groups = {params[key]: over[key] for key in over.keys() & params.keys()}
     options = {"enable_global_grad_clip": True, "param_to_pgs": groups}
     for p in NORMS:
@@ -123,6 +132,28 @@ def clip_on_pairs(impl: Any, spread: bool) -> None:
 def test_norm_on_pairs_of_ranks(impl: Any, spread: bool) -> None:
     """On a mesh of two by two ranks all scale by one norm, also with parameters on some of the ranks."""
     on_ranks(clip_on_pairs, impl, spread, ranks=4)
+
+
+def clip_on_one_of_pairs(impl: Any) -> None:
+    """Clip a parameter on rank 0 over both dimensions of a mesh, whose groups the others do not all know."""
+    mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
+    params = {"plain": with_grad(table(2, seed=1))}
+    if rank() == 0:
+        params["first"] = with_grad(table(2, seed=2))
+    groups = {params[key]: [mesh.get_group(0), mesh.get_group(1)] for key in params if key == "first"}
+    optimizer, _ = clipping(impl, params, "NORM", BOUND, enable_global_grad_clip=True, param_to_pgs=groups)
+    errors = everywhere(error_of(optimizer.step))
+    if not all(errors):
+        expect_equal(errors, [""] * size(), "errors of the ranks, if some have none")
+        norm = norm_of({key: table(2, seed=seed) for seed, key in enumerate(("plain", "first"), start=1)})
+        expect_close(optimizer.last_total_grad_norm.float(), norm, "norm", ulps=8)
+
+
+@pytest.mark.clause("SHARD-001")
+@pytest.mark.on_ranks(2)
+def test_groups_that_some_ranks_do_not_know(impl: Any) -> None:
+    """A parameter of one rank over two groups counts on all ranks, or all ranks raise an error."""
+    on_ranks(clip_on_one_of_pairs, impl, ranks=4)
 
 
 @pytest.mark.clause("SHARD-002")
