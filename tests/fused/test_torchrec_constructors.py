@@ -96,14 +96,16 @@ def test_one_name_for_two_tables_raises(implementation, kind):
 
 @IMPLEMENTATIONS
 @KINDS
-def test_two_configurations_of_one_table_are_one(implementation, kind):
+@pytest.mark.parametrize("others", [[], [("u", 3, "h")]], ids=["alone", "after another table"])
+def test_two_configurations_of_one_table_are_one(implementation, kind, others):
     """torchrec's fused collections accept them; its tests look three features up in two such tables."""
-    make = getattr(implementation, kind)
+    make, described = getattr(implementation, kind), [*others, ("t", 3, "f"), ("t", 3, "g")]
     with pytest.warns(UserWarning, match="two configurations of table 't' are one table"):
-        module = make(tables(implementation, kind, ("t", 3, "f"), ("t", 3, "g")), implementation.SGD)
-    assert len(list(module.parameters())) == 1
-    found = module({name: (torch.tensor([2]), torch.tensor([0, 1])) for name in "fg"})
-    assert list(found) == ["f", "g"]
+        module = make(tables(implementation, kind, *described), implementation.SGD)
+    assert len(list(module.parameters())) == 1 + len(others)
+    names = [feature for _, _, feature in described]
+    found = module({name: (torch.tensor([2]), torch.tensor([0, 1])) for name in names})
+    assert list(found) == names
     torch.testing.assert_close(found["f"], found["g"])
 
 
