@@ -96,13 +96,19 @@ def clip_on_pairs(impl: Any, spread: bool) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
-    kinds = {"both": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "copies": [Shard(1), Replicate()]}
+    kinds: dict[str, list[Any]] = {
+        "both": [Shard(0), Shard(1)],
+        "rows": [Replicate(), Shard(0)],
+        "copies": [Shard(1), Replicate()],
+    }
     kinds = kinds if spread else {}
     gradients = {
         key: table(4, seed=seed)
         for seed, key in enumerate(sorted({*kinds, "first", "last", "plain", "tower"}))
     }
-    made = {key: distribute_tensor(gradients[key], mesh, placed) for key, placed in kinds.items()}
+    made: dict[str, Any] = {
+        key: distribute_tensor(gradients[key], mesh, placed) for key, placed in kinds.items()
+    }
     made["plain"] = gradients["plain"].clone()
     if mesh.get_local_rank(1) == 0:
         made["tower"] = gradients["tower"].clone()
