@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from keyedopt.cli.explain import padded
 from keyedopt.cli.last import remembered
+from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import did_you_mean
@@ -110,6 +111,12 @@ def replay_case(asked: Asked, fail: Callable[[str], NoReturn]) -> int:
     return _run(text) if asked.run else 0
 
 
+def _clauses_of(case: Case) -> list[str]:
+    """Return the clauses of a case: those of its source, and the one that it tests in its situation."""
+    tested = [clause for clause in case.clauses if clause in spec.clauses()]
+    return list(dict.fromkeys([*tested, *replay.source_of(case.case).clauses]))
+
+
 def _trusted(
     found: Result, cases: Sequence[Case], asked: Asked
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
@@ -119,7 +126,7 @@ def _trusted(
         ReplayError: the target of the file, or a module that it was run with, is not named by the user.
         RunError: the target cannot be imported and built.
     """
-    clauses = {clause for case in cases for clause in replay.source_of(case.case).clauses}
+    clauses = {clause for case in cases for clause in _clauses_of(case)}
     target = asked.target or found.implementation["target"]
     if asked.target is None and target not in registered():
         raise ReplayError(
@@ -154,7 +161,7 @@ def _script(
 
 def _say_more(found: Result, case: Case, target: str) -> None:
     """Print, on stderr, a shorter reproducer if there is one, the outcome, and the other failing cases."""
-    clauses = replay.source_of(case.case).clauses
+    clauses = _clauses_of(case)
     lines = [
         f"a shorter reproducer of {', '.join(set(clauses) & set(finding.clauses))}: keyedopt findings "
         f"{finding.path.stem} ({finding.path})"

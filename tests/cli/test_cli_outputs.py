@@ -99,6 +99,12 @@ def test_a_run_without_a_failing_case_is_complete_with_x_too(run_line, acme, tmp
     assert results.read(tmp_path / "x.json").complete
 
 
+def test_a_case_of_a_clause_about_situations_is_replayed(run_line):
+    assert run_line("check", "reference", "--clause", "ACC-028", "--output", "x.json").returncode == 0
+    done = run_line("replay", "x.json", "ACC-028", "--run")
+    assert done.returncode == 0, done.stderr  # the script holds
+
+
 def test_known_failures_do_not_stop_a_run(acme, failed):
     clause = failing(judge(failed))[0]
     options = runner.Options(clauses=(clause,), workers=1)
