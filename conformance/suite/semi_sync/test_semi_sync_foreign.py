@@ -63,6 +63,7 @@ def test_a_refused_load_restores_the_objects_of_a_foreign_member(impl):
 
 
 @pytest.mark.clause("SEMI-006")
+@pytest.mark.plain_only("its optimizers are imitations")
 @pytest.mark.needs("KeyedOptimizer")
 def test_members_that_unit_tests_imitate(impl):
     """Members may be imitations of a KeyedOptimizer by unittest.mock, as in unit tests of training loops."""
