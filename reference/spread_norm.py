@@ -131,6 +131,7 @@ class SpreadNorm:
                 self._groups[place] = () if outside else mesh_groups(param)
                 return place
             groups = mesh_groups(param)
+        groups = tuple(group for group in groups if dist.get_world_size(group) > 1)
         if not groups:
             return HERE
         described = sorted((_stride(group), group.group_name) for group in groups)

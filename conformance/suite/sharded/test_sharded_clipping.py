@@ -91,17 +91,20 @@ def test_rank_without_a_parameter(impl: Any) -> None:
                 expect_clipped(optimizer, params, gradients, p)
 
 
-def clip_on_pairs(impl: Any, spread: bool) -> None:
-    """Clip on pairs of ranks: a tower on the first rank of each pair, two on one rank, perhaps DTensors."""
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+def clip_on_pairs(impl: Any) -> None:
+    """Clip on a mesh of pairs of ranks without and with DTensors."""
+    from torch.distributed.tensor import Replicate, Shard
 
     mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
-    kinds: dict[str, list[Any]] = {
-        "both": [Shard(0), Shard(1)],
-        "rows": [Replicate(), Shard(0)],
-        "copies": [Shard(1), Replicate()],
-    }
-    kinds = kinds if spread else {}
+    kinds = {"both": [Shard(0), Shard(1)], "rows": [Replicate(), Shard(0)], "copies": [Shard(1), Replicate()]}
+    for spread in ({}, kinds):
+        clip_on_mesh(impl, mesh, spread)
+
+
+def clip_on_mesh(impl: Any, mesh: Any, kinds: dict[str, Any]) -> None:
+    """Clip a tower on the first rank of each row of a mesh, two that one rank has, and DTensors of kinds."""
+    from torch.distributed.tensor import distribute_tensor
+
     gradients = {
         key: table(4, seed=seed)
         for seed, key in enumerate(sorted({*kinds, "first", "last", "plain", "tower"}))
@@ -134,15 +137,19 @@ def clip_on_pairs(impl: Any, spread: bool) -> None:
 
 @pytest.mark.clause("SHARD-001", "SHARD-003")
 @pytest.mark.on_ranks(2)
-@pytest.mark.parametrize("spread", [False, True])
-def test_norm_on_pairs_of_ranks(impl: Any, spread: bool) -> None:
+def test_norm_on_pairs_of_ranks(impl: Any) -> None:
     """On a mesh of two by two ranks all scale by one norm, also with parameters on some of the ranks."""
-    on_ranks(clip_on_pairs, impl, spread, ranks=4)
+    on_ranks(clip_on_pairs, impl, ranks=4)
 
 
-def clip_on_one_of_pairs(impl: Any) -> None:
+def clip_on_one_of_a_mesh(impl: Any) -> None:
+    """Clip a parameter on rank 0 over a mesh of one column, and over one of pairs."""
+    for columns in (1, 2 if size() % 2 == 0 else 1):
+        clip_on_one(impl, mesh_of(torch.arange(size()).reshape(-1, columns)))
+
+
+def clip_on_one(impl: Any, mesh: Any) -> None:
     """Clip a parameter on rank 0 over both dimensions of a mesh, whose groups the others do not all know."""
-    mesh = mesh_of(torch.arange(size()).reshape(-1, 2 if size() % 2 == 0 else 1))
     params = {"plain": with_grad(table(2, seed=1))}
     if rank() == 0:
         params["first"] = with_grad(table(2, seed=2))
@@ -159,7 +166,7 @@ def clip_on_one_of_pairs(impl: Any) -> None:
 @pytest.mark.on_ranks(2)
 def test_groups_that_some_ranks_do_not_know(impl: Any) -> None:
     """A parameter of one rank over two groups counts on all ranks, or all ranks raise an error."""
-    on_ranks(clip_on_one_of_pairs, impl, ranks=4)
+    on_ranks(clip_on_one_of_a_mesh, impl, ranks=4)
 
 
 @pytest.mark.clause("SHARD-002")

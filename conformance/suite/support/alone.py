@@ -27,7 +27,7 @@ class AsAlone:
         self._saves_groups = False
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # for isinstance
         return type(self._made)
 
     def __getattr__(self, name: str) -> Any:
@@ -41,7 +41,7 @@ class AsAlone:
         else:
             setattr(self._made, name, value)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # a hook receives the optimizer itself
         return other is self or other is self._made
 
     def __hash__(self) -> int:
@@ -78,7 +78,7 @@ class AsAlone:
         return found
 
     def load_state_dict(self, given: Any) -> Any:
-        """Load state, and other state for the parameter beside the case: all of it or nothing."""
+        """Load state, with new state and options for the parameter beside the case."""
         before = self._saved_beside()
         loaded = _increased(before)
         result = self._made.load_state_dict(self._with_beside(given, loaded))
