@@ -131,7 +131,8 @@ class SpreadNorm:
                 self._groups[place] = () if outside else mesh_groups(param)
                 return place
             groups = mesh_groups(param)
-        groups = tuple(group for group in groups if dist.get_world_size(group) > 1)
+        if len(groups) > 1:  # other ranks cannot know a group of one rank, which changes no norm
+            groups = tuple(group for group in groups if dist.get_world_size(group) > 1) or groups[:1]
         if not groups:
             return HERE
         described = sorted((_stride(group), group.group_name) for group in groups)
@@ -157,6 +158,7 @@ class SpreadNorm:
         own_ranks = {
             group.group_name: dist.get_process_group_ranks(group)
             for place in held
+            if place[0] > 1
             for group in self._groups.get(place, ())
         }
         everywhere: list[Any] = [None] * self._size()

@@ -81,7 +81,7 @@ def test_an_attack_on_the_verdict_has_the_outcome_of_the_table(name, failed, acm
     if name == "subclass":
         clause = "KEYED-073"
     if name == "channel":
-        clause, source = "KEYED-034", f"{source}acme.KeyedOptimizer.load_state_dict = lambda *_: None\n"
+        clause, source = "KEYED-007", f"{source}acme.KeyedOptimizer.load_state_dict = lambda *_: None\n"
     kind = "KeyedOptimizer" if name == "channel" else "KeyedOptimizerWrapper"
     module(tmp_path, "forger", f"{source}forging.attack(name, [acme.{kind}])\n")
     options = Options(clauses=(clause,), workers=1)
