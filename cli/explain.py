@@ -83,8 +83,8 @@ def _data(clause: spec.Clause) -> dict[str, Any]:
         {"name": one.path.stem, "summary": one.summary} for one in findings() if clause.id in one.clauses
     ]
     more = {"since": clause.since, "sources": clause.grounds, "why": clause.rationale, "cases": cases}
-    more |= {"matrix": list(clause.covers), "varies": list(clause.varies), "alone": clause.alone}
-    more |= {"findings": known}
+    more |= {"matrix": list(clause.covers), "varies": list(clause.varies), "plain_only": clause.plain_only}
+    more["findings"] = known
     return {**machine.clause(clause), **more}
 
 
@@ -118,9 +118,9 @@ def _print_clause(clause: spec.Clause) -> None:
         print("\nholds also:")
     for dimension in clause.varies:
         print(f"  {dimension:10} {spec.dimensions()[dimension]}")
-    if clause.alone:
+    if clause.plain_only:
         print("\nruns in no situation:")
-        print(textwrap.indent(textwrap.fill(spec.reasons_alone()[clause.alone], 86), "  "))
+        print(textwrap.indent(textwrap.fill(spec.reasons_plain_only()[clause.plain_only], 86), "  "))
     print("\ncases:" if not clause.situations else "\ncases: those of the area, in situations")
     for case in cases_by_clause().get(clause.id, ()):
         print(f"  {case.file}::{case.name}")

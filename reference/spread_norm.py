@@ -164,10 +164,10 @@ class SpreadNorm:
         everywhere: list[Any] = [None] * self._size()
         dist.all_gather_object(everywhere, (held, own_ranks), group=self._everyone[0])
         ranks = {name: numbers for _, listed in everywhere for name, numbers in listed.items()}
-        told: set[Place] = set().union(*(places for places, _ in everywhere)) - {HERE}
-        self._agreed = told | held
-        for count, strides, _ in told:
-            alike = [place for place in told if place[:2] == (count, strides)]
+        reported: set[Place] = set().union(*(places for places, _ in everywhere)) - {HERE}
+        self._agreed = reported | held
+        for count, strides, _ in reported:
+            alike = [place for place in reported if place[:2] == (count, strides)]
             if count > 1:
                 _check_cover([[ranks[name] for name in place[2]] for place in alike])
             if count > 1 and not any(self._find(place) for place in alike):

@@ -36,8 +36,11 @@ def clauses_page() -> str:
         "",
     ]
     lines += [f"- `{name}`: {text}" for name, text in spec.dimensions().items()] + [""]
-    lines += ["Or it says as *alone* why its cases run in no situation:", ""]
-    lines += [f"- `{name}`: {text}" for name, text in spec.reasons_alone().items()] + [""]
+    lines += [
+        "A clause without dimensions gives as *plain only* the reason why its cases run in no situation:",
+        "",
+    ]
+    lines += [f"- `{name}`: {text}" for name, text in spec.reasons_plain_only().items()] + [""]
     for area in spec.areas().values():
         lines += [
             f"## {area.name}: {area.title}",
@@ -50,7 +53,7 @@ def clauses_page() -> str:
             lines += [f"**{clause.id}** ({clause.level}, since {clause.since}). {_escaped(clause.statement)}"]
             lines += [f"*Why*: {_escaped(clause.rationale)}"] if clause.rationale else []
             lines += [f"*Varies*: {', '.join(clause.varies)}."] if clause.varies else []
-            lines += [f"*Alone*: {clause.alone}."] if clause.alone else []
+            lines += [f"*Plain only*: {clause.plain_only}."] if clause.plain_only else []
             for document, sentence in sentences.by_clause().get(clause.id, ()):
                 where = f"[{sentence.heading}]({document.address})"
                 lines += [f"*{sentence.id}*: {_escaped(sentence.content)} ({where})"]

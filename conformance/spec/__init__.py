@@ -27,9 +27,9 @@ class Clause:
     ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is
     set, the clause is not asked of a run on the CPU, which cannot show it. Its cases rely on the clauses in
     ``follows``: a class that fails one of these may fail it for no reason of its own. It must hold in the
-    `dimensions` in ``varies``; if it names none, ``alone`` is one of the `reasons_alone`. If ``situations``
-    is set, its cases are those of the other clauses of its area, in the dimensions that are not in
-    `STRUCTURE`.
+    `dimensions` in ``varies``; if it names none, ``plain_only`` is one of the `reasons_plain_only`. If
+    ``situations`` is set, its cases are those of the other clauses of its area, in the dimensions that are
+    not in `STRUCTURE`.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Clause:
     accelerator: bool = False
     follows: tuple[str, ...] = ()
     varies: tuple[str, ...] = ()
-    alone: str = ""
+    plain_only: str = ""
     situations: bool = False
 
     @property
@@ -106,9 +106,9 @@ def dimensions() -> Mapping[str, str]:
 
 
 @functools.cache
-def reasons_alone() -> Mapping[str, str]:
-    """Return why cases run in no situation, each in words."""
-    return _table("alone")
+def reasons_plain_only() -> Mapping[str, str]:
+    """Return the reasons why cases run only plainly, in no situation, each in words."""
+    return _table("plain_only")
 
 
 @functools.cache

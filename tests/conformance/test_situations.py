@@ -32,9 +32,9 @@ def test_dimensions_are_described_and_used():
 
 def test_each_clause_names_dimensions_or_says_why_not():
     judged = [clause for clause in spec.clauses().values() if clause.level != "recorded"]
-    unlike = [one.id for one in judged if bool(one.varies) + bool(one.alone) + one.situations != 1]
+    unlike = [one.id for one in judged if bool(one.varies) + bool(one.plain_only) + one.situations != 1]
     assert unlike == []
-    assert {one.alone for one in judged if one.alone} == {*spec.reasons_alone()}
+    assert {one.plain_only for one in judged if one.plain_only} == {*spec.reasons_plain_only()}
 
 
 @pytest.mark.parametrize("clause", VARYING.values(), ids=VARYING)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.alone import AsAlone
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, snapshot
 from keyedopt.conformance.suite.support.called import Called, each, uncalled
 from keyedopt.conformance.suite.support.described import CannotRun
 from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.hidden_parameter import WithHiddenParameter
 from keyedopt.conformance.suite.support.inputs import MARK, _numbers
 
 #: Makes a keyed optimizer from parameters by key, their state and groups.
@@ -272,7 +272,7 @@ class Situated:
         if self._is("nesting"):
             made = self._impl.OptimizerWrapper(made)
             self.built["nesting"] = None
-        return AsAlone(made, key, beside, last)
+        return WithHiddenParameter(made, key, beside, last)
 
     def _note_beside(self, dimension: str) -> None:
         self.built |= {dimension: None} | ({"last": None} if self._is("last") else {})

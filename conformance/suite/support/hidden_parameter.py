@@ -1,4 +1,4 @@
-"""A keyed optimizer as a case sees it that does not know of the parameter beside its own."""
+"""Hide the parameter that a situation adds to a keyed optimizer from the case that uses the optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from keyedopt.conformance.suite.support.assertions import expect_unchanged, snapshot
 
 
-class AsAlone:
-    """Stands for a keyed optimizer. In what it shows and saves, the parameter beside the others is left out.
+class WithHiddenParameter:
+    """A keyed optimizer whose params, state, groups and state dicts leave out one parameter.
 
-    A load gives the other parameter new state and options, too, and expects them to be there then.
+    A load also loads new state and options of this parameter, and expects them afterwards.
 
     Args:
         made: the keyed optimizer.
