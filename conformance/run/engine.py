@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 import torch
 
@@ -23,6 +22,7 @@ from keyedopt.conformance.results.untrusted import error_text, plain
 from keyedopt.conformance.results.verdict import NOT_CLAIMED
 from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
+from keyedopt.conformance.run.drawn import fix_draws
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
 from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.left_errors import error_left, works
@@ -40,7 +40,7 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
-LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile", "test_replica_groups")
+LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "test_replica_groups")
 
 #: The part of the time limit of a case that its ranks may take.
 OF_RANKS = 2 / 3
@@ -50,16 +50,7 @@ UNTOUCHED = "the functions of torch and Python as they were before the import"
 #: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
 _NEEDS = pytest.StashKey[list[str]]()
 
-hypothesis.settings.register_profile(
-    "keyedopt",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=25,
-    report_multiple_bugs=False,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-hypothesis.settings.load_profile("keyedopt")  # before the suite is imported: its draws read the profile then
+fix_draws()  # before the suite is imported
 
 
 def case_name(item: pytest.Item) -> str:
@@ -239,9 +230,9 @@ class Engine:
         """
         if self.writer is None or session.testsfailed:
             return None
-        count, on_ranks = len(session.items), sum(turn(item) == 0 for item in session.items)
+        count, of_first = len(session.items), sum(turn(item) < 2 for item in session.items)
         with null_device() as discard_output:
-            while (number := self.writer.claim(on_ranks, count)) < count:
+            while (number := self.writer.claim(of_first, count)) < count:
                 item = session.items[number]
                 head = item.stash[HEAD]
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
@@ -422,10 +413,16 @@ def _parameters(item: Any) -> Mapping[str, Any]:
 
 
 def turn(item: pytest.Item) -> int:
-    """Return when a case is begun: first those that fork ranks, before others start threads of autograd."""
+    """Return when a case is begun: first those that fork ranks, before others start threads of autograd.
+
+    One worker takes these and then those that compile, for which torch imports more, in a second.
+    """
     if item.get_closest_marker("on_ranks"):
         return 0
-    return 1 if HEAD in item.stash and any(part in case_name(item) for part in LONGEST) else 2
+    name = case_name(item) if HEAD in item.stash else ""
+    if "compile" in name or "export" in name:
+        return 1
+    return 2 if any(part in name for part in LONGEST) else 3
 
 
 def _is_case(module: Any) -> bool:
