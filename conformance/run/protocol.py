@@ -14,8 +14,8 @@ message             meaning
 ==================  ============================================================================
 
 Two things are in files of a folder. ``claimed`` has a dot at the number of each case that a worker has taken,
-then the time at which the last one with ranks was taken. ``stack-PID`` is the stack of a worker that crashed.
-Who writes to these can only cause errors. Mutants, which are trusted, report into a file
+then the time at which the last case of the first worker was taken. ``stack-PID`` is the stack of a worker
+that crashed. Who writes to these can only cause errors. Mutants, which are trusted, report into a file
 ``records-PID.jsonl``.
 """
 
@@ -35,9 +35,9 @@ from keyedopt.conformance.results.untrusted import clean
 
 #: What is known of a case before it runs: name, clauses, device, dtype.
 Head = dict[str, Any]
-#: The byte of a case that a worker has taken, and the bytes of the time at which one with ranks was taken.
+#: The byte of a case that a worker has taken, and the bytes of the time at which one of the first was taken.
 _TAKEN, _TIME = b".", 8
-#: Seconds after which another worker takes the next case with ranks.
+#: Seconds after which another worker takes the next case of the first worker.
 _LONG_AGO = 3.0
 #: The exit status of a process whose channel the target has closed.
 CLOSED = 79
@@ -104,16 +104,16 @@ class Writer:
         """Report which cases there are: a case without a record is an error."""
         self._send({"collected": heads})
 
-    def claim(self, on_ranks: int, count: int) -> int:
+    def claim(self, of_first: int, count: int) -> int:
         """Take the next case that no worker has taken; return its number, or `count` if there is none.
 
-        The first worker takes the cases that start ranks, because it keeps its ranks for the next such case.
-        Another worker takes one only if no other case is left, or if the last one was taken long ago, for
-        example because its ranks are in a deadlock; and not after its own cases have started threads of
-        autograd, which a fork cannot have.
+        The first worker takes the cases that start ranks, because it keeps its ranks for the next such case,
+        and those that compile, because what torch imports for one serves all. Another worker takes one only
+        if no other case is left, or if the last one was taken long ago, for example because its ranks are in
+        a deadlock; and not after its own cases have started threads of autograd, which a fork cannot have.
 
         Args:
-            on_ranks: the number of cases that start ranks; they are the first ones.
+            of_first: the number of cases that the first worker takes; they are the first ones.
             count: the number of all cases.
         """
         if self._first is None:
@@ -122,10 +122,10 @@ class Writer:
         try:
             taken = os.pread(self._claimed, count, 0).ljust(count, b"\0")
             last = struct.unpack("d", os.pread(self._claimed, _TIME, count).ljust(_TIME, b"\0"))[0]
-            ranks, other = taken.find(b"\0", 0, on_ranks), taken.find(b"\0", on_ranks)
+            early, other = taken.find(b"\0", 0, of_first), taken.find(b"\0", of_first)
             helps = other < 0 or time.monotonic() - last > _LONG_AGO
-            if ranks >= 0 and (self._first or (helps and not _has_autograd_threads())):
-                other = ranks
+            if early >= 0 and (self._first or (helps and not _has_autograd_threads())):
+                other = early
                 os.pwrite(self._claimed, struct.pack("d", time.monotonic()), count)
             if other >= 0:
                 os.pwrite(self._claimed, _TAKEN, other)

@@ -340,8 +340,8 @@ class Surface:
 
     def borrows(self, name: str) -> bool:
         """Return whether the target only imports this name of a claimed area; companions are excepted."""
-        areas = map(spec.areas().__getitem__, self.claimed())
-        return self._imported(name) and any(name in {*one.names} - {*one.companions} for one in areas)
+        areas = map(spec.areas().__getitem__, self.claimed() if self._imported(name) else ())
+        return any(name in {*one.names} - {*one.companions} for one in areas)
 
     def _imported(self, name: str) -> bool:
         """Whether a module without stated areas only imports a name from one of `OWNERS`."""

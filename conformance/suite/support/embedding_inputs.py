@@ -53,6 +53,12 @@ class Batch:
     given: dict[str, torch.Tensor] = field(default_factory=dict)
     exact: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    def again(self) -> "Batch":
+        """Return the same features with lists of their own."""
+        bags = {name: [list(rows) for rows in listed] for name, listed in self.bags.items()}
+        weights = {name: [list(some) for some in listed] for name, listed in self.weights.items()}
+        return Batch(bags, weights, self.keyed, self.inverse)
+
     def __str__(self) -> str:
         bags = "/".join(str(count) for count in dict.fromkeys(map(len, self.bags.values())))
         return f"{bags} bags of a {'KeyedJaggedTensor' if self.keyed else 'mapping'}"

@@ -206,21 +206,21 @@ class EmbeddingProgram(Program):
 
     def _draw_batch(self) -> Batch:
         self._batch = draw_batch(self.choose, self._tables, self._accepts_keyed, self._batch)
-        return copy.deepcopy(self._batch)
+        return self._batch.again()
 
     def _expected(self, batch: Batch, table: Table, feature: str, weight: torch.Tensor) -> torch.Tensor:
         """Return the output of a feature of a table."""
-        outputs, first = [], 0
-        for rows in batch.bags[feature]:
-            found = weight[torch.tensor(rows, dtype=torch.int64)]
-            if self._weighted:
-                found = found * batch.exact[feature][first : first + len(rows), None]
-            first += len(rows)
-            if self._kind == POOLED:
-                found = found.sum(0, keepdim=True) / (max(1, len(rows)) if table.pooling == "MEAN" else 1)
-            outputs.append(found)
-        order = batch.inverse[feature] if batch.inverse else range(len(outputs))
-        return torch.cat([outputs[bag] for bag in order])
+        bags = batch.bags[feature]
+        found = weight[torch.tensor([row for rows in bags for row in rows], dtype=torch.int64)]
+        if self._weighted:
+            found = found * batch.exact[feature][:, None]
+        lengths = torch.tensor([len(rows) for rows in bags])
+        if self._kind == POOLED:
+            bag_of = torch.arange(len(bags)).repeat_interleave(lengths)
+            found = found.new_zeros(len(bags), table.width).index_add(0, bag_of, found)
+            if table.pooling == "MEAN":
+                found = found / lengths.clamp(min=1)[:, None]
+        return found[torch.tensor(batch.inverse[feature])] if batch.inverse else found
 
     def _look(self, batch: Batch, module: Any, learn: bool = False) -> dict[str, torch.Tensor]:
         outputs = module(batch.features(self._weighted, self.dtype, self.choose, learn))

@@ -25,8 +25,8 @@ def _numbers(shape: Sequence[int], seed: int) -> torch.Tensor:
 @functools.lru_cache(maxsize=1024)
 def _fractions(count: int, seed: int) -> torch.Tensor:
     """Return fixed, distinct numbers in [0, 1); the caller must not change the tensor, which is cached."""
-    flat = [math.fmod((index + 1) * 0.6180339887 + seed * 0.7548776662, 1.0) for index in range(count)]
-    return torch.tensor(flat, dtype=torch.float64)
+    index = torch.arange(1, count + 1, dtype=torch.float64, device="cpu")
+    return (index * 0.6180339887 + seed * 0.7548776662).frac()
 
 
 def parameter(*shape: int, dtype: str = "float32", device: Any = None, seed: int = 0) -> torch.nn.Parameter:

@@ -53,6 +53,8 @@ class Program:
 
     def expect_close(self, seen: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
         """Expect values to agree within the tolerance of the program."""
+        if seen.is_cpu and seen.dtype == wanted.dtype and torch.equal(seen, wanted):
+            return  # nearly always, and much faster than the rest
         expect(tuple(seen.shape) == tuple(wanted.shape), f"{what} of shape {tuple(wanted.shape)}", seen.shape)
         have, want = exactly(seen), exactly(wanted)
         dtypes = [self.dtype] + [seen.dtype] * seen.is_floating_point()
