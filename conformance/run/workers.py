@@ -110,7 +110,7 @@ class Workers:
         try:
             for _ in range(number):
                 workers.append(self._start())
-            while workers and not (self._done and self._done >= set(self.collected)):
+            while workers and not (self._done and self.collected.keys() <= self._done):
                 for worker in list(workers):
                     if worker.reader.forged:
                         worker.process.stop()

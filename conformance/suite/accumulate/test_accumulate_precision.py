@@ -14,8 +14,11 @@ from keyedopt.conformance.suite.support.measured import Measuring
 
 def aggregated(impl: Any, kind: str, count: int, window: int) -> float:
     """Aggregate `count` gradients into one row; return the error relative to the sum of magnitudes."""
-    fractions = torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1
-    grads = as_tensor(fractions, dtype=torch.float32) if kind == "spread" else full((count,), 0.1)
+    if kind == "spread":
+        fractions = torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1
+        grads = as_tensor(fractions, dtype=torch.float32)
+    else:
+        grads = full((count,), 0.1)
     mine = torch.nn.Parameter(zeros(2, 1))
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
     for part in grads.chunk(window):
