@@ -6,6 +6,7 @@ all versions have the defect. ``keyedopt findings`` runs all scripts.
 """
 
 import ast
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -62,6 +63,7 @@ class Finding:
         return self.versions.contains(importlib.metadata.version(self.library), prereleases=True)
 
 
+@functools.cache
 def findings() -> tuple[Finding, ...]:
     """Return every finding, sorted by file name, which begins with the name of the library."""
     found = []

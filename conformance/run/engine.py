@@ -22,8 +22,8 @@ from keyedopt.conformance.results.untrusted import error_text, plain
 from keyedopt.conformance.results.verdict import NOT_CLAIMED
 from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
-from keyedopt.conformance.run.drawn import fix_draws
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
+from keyedopt.conformance.run.inputs import Inputs, fix_draws, note_draws
 from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.left_errors import error_left, works
 from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in, original
@@ -74,6 +74,7 @@ class Engine:
         self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
         self.writer: Writer | None = None  # of a worker
         self._integrity: Integrity | None = None
+        self._inputs = Inputs()
         self._replaced = ""  # the function that the target replaced
         self._lost = False  # whether nothing can run on the device in this process any more
         # kept before the target can replace them in the class
@@ -311,11 +312,11 @@ class Engine:
         """Call a case with fresh seeds, and keep the returned observation."""
         head, function = item.stash[HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
-        self._note_inputs(head, {**arguments, **as_input(item)})
+        self._note_inputs(item, arguments)
         if situation:
             arguments["impl"] = among(arguments["impl"], situation)
         if hasattr(function, "hypothesis"):
-            self._note_draws(item, function)
+            note_draws(function, functools.partial(self._note_inputs, item))
         if self._steps is None:
             self._steps = steps_of(self.surface)
         undo = functools.partial(fresh, self._steps)
@@ -388,23 +389,11 @@ class Engine:
             self._packages = packages_of(places | {name for name in bases if not name.startswith("torch.")})
         return DeviceSeen(self.device, self._packages)
 
-    def _note_inputs(self, head: Head, arguments: dict[str, Any]) -> None:
-        inputs = {name: value for name, value in arguments.items() if name not in ("impl", "dtype")}
-        head["inputs"] = {name: plain(value) for name, value in inputs.items()}
+    def _note_inputs(self, item: Any, arguments: Mapping[str, Any]) -> None:
+        head = item.stash[HEAD]
+        head["inputs"] = self._inputs.data_of({**arguments, **as_input(item)})
         if self.writer:
             self.writer.inputs(head["inputs"])
-
-    def _note_draws(self, item: Any, function: Any) -> None:
-        """Note each drawn input before the case runs, so that the record of a crash has it."""
-        handle = function.hypothesis
-        inner = getattr(handle, "keyedopt_inner", handle.inner_test)
-        handle.keyedopt_inner = inner
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self._note_inputs(item.stash[HEAD], {**kwargs, **as_input(item)})
-            return inner(*args, **kwargs)
-
-        handle.inner_test = noted
 
 
 def _parameters(item: Any) -> Mapping[str, Any]:

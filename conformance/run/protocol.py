@@ -161,9 +161,9 @@ class Writer:
         self._send({"inputs": inputs})
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Write the record of a finished case."""
+        """Write the record of a finished case, without the parts that are known of it."""
         if os.getpid() == self._pid:
-            self._send({"end": record})
+            self._send({"end": {name: record[name] for name in record if name not in ("clauses", "inputs")}})
 
 
 def _has_autograd_threads() -> bool:
@@ -283,7 +283,7 @@ class Reader:
         elif kind == "inputs" and self._head is not None:
             self._inputs = content
         elif kind == "end" and self._head is not None and content["case"] == self._head["case"]:
-            self._ended = {**content, "clauses": self._head["clauses"]}
+            self._ended = {**content, "clauses": self._head["clauses"], "inputs": self._inputs}
             self._head = None
         else:
             raise ValueError(FORGED)

@@ -6,7 +6,7 @@ import sys
 import hypothesis
 from hypothesis import strategies
 
-from keyedopt.conformance.run.drawn import fix_draws
+from keyedopt.conformance.run.inputs import fix_draws
 
 
 def test_constants_of_other_modules_are_not_drawn(tmp_path, monkeypatch):
