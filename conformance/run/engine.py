@@ -404,7 +404,7 @@ def _parameters(item: Any) -> Mapping[str, Any]:
 def turn(item: pytest.Item) -> int:
     """Return when a case is begun: first those that fork ranks, before others start threads of autograd.
 
-    One worker takes these and then those that compile, for which torch imports more, in a second.
+    The worker that takes these also takes those that compile: no other has to import torch's compilers.
     """
     if item.get_closest_marker("on_ranks"):
         return 0

@@ -104,7 +104,7 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
             run = engine.pytest_runtestloop  # before the target can replace it
             folder, channel = Path(request["folder"]), request["channel"]
             engine.enter_worker(session, request["target"], folder, channel, request["limit"])
-            gc.freeze()  # what the target has imported, or a case that collects garbage looks at all of it
+            gc.freeze()  # so that cases that collect garbage need not look at all that the target imported
             found: bool = run(session)
             return found
 

@@ -31,7 +31,7 @@ def fix_draws() -> None:
 
 
 class Inputs:
-    """Turns inputs into data for records. Most cases share theirs with others, and some are large."""
+    """Turns inputs into data for records, once each: several cases may have one long trajectory as input."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Any]] = {}  # by the identity of the value, which is kept

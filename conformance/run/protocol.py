@@ -10,11 +10,11 @@ message             meaning
 ``collected``       the head of every case: its name, clauses, device, dtype
 ``start``           the name of the case that begins
 ``inputs``          the inputs of the case, before it runs
-``end``             the record of the case
+``end``             the record of the case, without its clauses and inputs
 ==================  ============================================================================
 
 Two things are in files of a folder. ``claimed`` has a dot at the number of each case that a worker has taken,
-then the time at which the last case of the first worker was taken. ``stack-PID`` is the stack of a worker
+then the time at which the first worker's last case was taken. ``stack-PID`` is the stack of a worker
 that crashed. Who writes to these can only cause errors. Mutants, which are trusted, report into a file
 ``records-PID.jsonl``.
 """
@@ -35,7 +35,7 @@ from keyedopt.conformance.results.untrusted import clean
 
 #: What is known of a case before it runs: name, clauses, device, dtype.
 Head = dict[str, Any]
-#: The byte of a case that a worker has taken, and the bytes of the time at which one of the first was taken.
+#: The byte of a case that a worker has taken, and the bytes of the time at which the first worker took one.
 _TAKEN, _TIME = b".", 8
 #: Seconds after which another worker takes the next case of the first worker.
 _LONG_AGO = 3.0

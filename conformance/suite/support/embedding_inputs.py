@@ -54,7 +54,7 @@ class Batch:
     exact: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def again(self) -> "Batch":
-        """Return the same features with lists of their own."""
+        """Return the same features in new lists, which the caller may change."""
         bags = {name: [list(rows) for rows in listed] for name, listed in self.bags.items()}
         weights = {name: [list(some) for some in listed] for name, listed in self.weights.items()}
         return Batch(bags, weights, self.keyed, self.inverse)
